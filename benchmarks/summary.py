@@ -50,8 +50,14 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             name = "" if row["workload"] == before else f"`{row['workload']}`"
             ratio = f"{row['ratio']['middle']:.2f} × {row['best_peer']}" if row["ratio"] else ""
             share = f"{row['share']['middle']:.0%}".replace("%", " %") if row["share"] else ""
-            yield f"| {name} | {row['candidate']} | {row['seconds']['middle'] * 1e3:,.0f} | {share} | {ratio} |"
+            time = milliseconds(row["seconds"]["middle"])
+            yield f"| {name} | {row['candidate']} | {time} | {share} | {ratio} |"
             before = row["workload"]
+
+
+def milliseconds(seconds: float) -> str:
+    """To the millisecond, and below ten of them with two digits more."""
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.2f}"
 
 
 def main(

@@ -16,7 +16,7 @@ from transparity_flax.arithmetic.softcap import apply_softcap
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import RotaryTables, rotate
 from transparity_flax.state.cache import Cache, update
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import KnownMask, LayerContext
 
 
 def split_heads(
@@ -91,7 +91,7 @@ def attention(
     value: Float[Array, "batch key_heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
-    causal: bool = False,
+    known: KnownMask | None = None,
     scale: float,
     masked_score: float,
     softcap: float | None = None,
@@ -102,7 +102,7 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query.dtype):
-        return merge_heads(fused.attention(query, key, value, mask, causal=causal, scale=scale, bias=bias, sinks=sinks))
+        return merge_heads(fused.attention(query, key, value, mask, known=known, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
@@ -236,7 +236,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
+        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
 
 
 class CrossAttention(_Heads):
@@ -256,10 +256,10 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context.memory_mask, tap)
+        return attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
 
 
-def _attend(
+def attend(
     heads: _Heads,
     x: Float[Array, "batch queries embed_dim"],
     projected: tuple[Array, Array, Array],
@@ -267,7 +267,7 @@ def _attend(
     tap: Tap,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
     *,
-    causal: bool = False,
+    known: KnownMask | None = None,
 ) -> Float[Array, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
@@ -275,7 +275,7 @@ def _attend(
     context = attention(
         *projected,
         mask,
-        causal=causal,
+        known=known,
         scale=scale,
         masked_score=masked_score,
         softcap=softcap,

@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
 from transparity_flax.layers import Layer
-from transparity_flax.port import Graph, build, loaded, x64_for
+from transparity_flax.port import build, loaded, x64_for
 from transparity_flax.state.context import LayerContext
 from transparity_flax.state.parameters import State, dump, rounded, to_numpy
 
@@ -63,7 +63,7 @@ class FlaxModule:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _applied(
-    graph: Graph, with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
+    graph: nnx.GraphDef[Any], with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
     """Return the result of a part, its activations if requested, and its new state, which a batch norm updates."""
     part: Any = nnx.merge(graph, state)

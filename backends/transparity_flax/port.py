@@ -22,8 +22,9 @@ from transparity_flax.arithmetic.rounding import rounding
 from transparity_flax.decoding.beams import beam_search
 from transparity_flax.decoding.generation import generate
 from transparity_flax.decoding.steps import prefill, step
-from transparity_flax.fast.fast_linear import SplitModel, for_training, packed
+from transparity_flax.fast.fast_linear import for_training, packed
 from transparity_flax.fast.sharding import can_shard, replicate, shard
+from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.parameters import State, load, rounded, to_numpy
 from transparity_flax.training.differentiation import loss_and_gradients
@@ -31,7 +32,6 @@ from transparity_flax.training.loss import cross_entropy
 from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
 
-Graph = nnx.GraphDef[Transformer]
 F = TypeVar("F", bound="FlaxForward")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,19 +53,21 @@ def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concate
     return within
 
 
-def _fast(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> jax.Array:
-    return nnx.merge(graph, state)(**inputs, tap=_rounding(activations))
+def _fast(structure: ModelStructure, weights: Weights, inputs: dict[str, Any], activations: str | None) -> jax.Array:
+    return structure.model(weights)(**inputs, tap=_rounding(activations))
 
 
 def _fast_into(
-    graph: Graph, state: State, inputs: dict[str, Any], out: jax.Array, activations: str | None
+    structure: ModelStructure, weights: Weights, inputs: dict[str, Any], out: jax.Array, activations: str | None
 ) -> jax.Array:
-    return _fast(graph, state, inputs, activations)  # `out` is donated: the result takes its memory
+    return _fast(structure, weights, inputs, activations)  # `out` is donated: the result takes its memory
 
 
-def _traced(graph: Graph, state: State, inputs: dict[str, Any], activations: str | None) -> dict[str, jax.Array]:
+def _traced(
+    structure: ModelStructure, weights: Weights, inputs: dict[str, Any], activations: str | None
+) -> dict[str, jax.Array]:
     taps: dict[str, jax.Array] = {}
-    nnx.merge(graph, state)(**inputs, tap=chained(_rounding(activations), recording(taps)))
+    structure.model(weights)(**inputs, tap=chained(_rounding(activations), recording(taps)))
     return taps
 
 
@@ -74,26 +76,36 @@ def _rounding(activations: str | None) -> Tap:
 
 
 def _differentiated(
-    graph: Graph, state: State, targets: jax.Array, inputs: dict[str, Any], masks: dict[str, jax.Array]
+    structure: ModelStructure, weights: Weights, targets: jax.Array, inputs: dict[str, Any], masks: dict[str, jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    model = nnx.merge(graph, state, copy=True)
+    model = structure.model(weights, copy=True)
     tap = dropping(masks, model.config.dropout) if masks else identity
     return loss_and_gradients(model, targets, tap=tap, **inputs)
 
 
 def _started(
-    graph: Graph, state: State, batch: int, capacity: int, source: jax.Array | None, mask: jax.Array | None
+    structure: ModelStructure,
+    weights: Weights,
+    batch: int,
+    capacity: int,
+    source: jax.Array | None,
+    mask: jax.Array | None,
 ) -> Cache:
-    return prefill(nnx.merge(graph, state), batch, capacity, source=source, attention_mask=mask)
+    return prefill(structure.model(weights), batch, capacity, source=source, attention_mask=mask)
 
 
 def _stepped(
-    graph: Graph, state: State, tokens: jax.Array, cache: Cache, counts: jax.Array | None, mask: jax.Array | None
+    structure: ModelStructure,
+    weights: Weights,
+    tokens: jax.Array,
+    cache: Cache,
+    counts: jax.Array | None,
+    mask: jax.Array | None,
 ) -> tuple[jax.Array, Cache]:
-    return step(nnx.merge(graph, state), tokens, cache, counts=counts, attention_mask=mask), cache
+    return step(structure.model(weights), tokens, cache, counts=counts, attention_mask=mask), cache
 
 
-# The graph is static, the state an argument: two models of one configuration share a compiled program.
+# The structure is static, the weights an argument: two models of one configuration share a compiled program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
 _fast_into_jit = jax.jit(_fast_into, static_argnums=(0, 4), donate_argnums=3, keep_unused=True)
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
@@ -109,9 +121,9 @@ class FlaxForward(DifferentiableForward):
     ) -> None:
         self.model, self.config, self.dtype, self.device = model, model.config, dtype, device
         self.activations = activations
-        self.graph, state = nnx.split(model)
+        self.structure, weights = split(model)
         # Committed to the device, as results are: otherwise the same program would be compiled for both.
-        self.state: State = self._placed(state)
+        self.weights: Weights = self._placed(weights)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
         self.cross_entropy = _cross_entropy_jit if mode == "jit" else cross_entropy
@@ -122,21 +134,25 @@ class FlaxForward(DifferentiableForward):
     @functools.cached_property
     def split(self) -> SplitModel:
         """The model, prepared for decoding."""
-        return packed(nnx.merge(self.graph, self.state))
+        return packed(self.structure.model(self.weights))
 
     @functools.cached_property
-    def learner(self) -> Graph:
-        """The graph of the model prepared for training, without its arrays."""
-        return nnx.graphdef(for_training(nnx.merge(self.graph, self.state)))
+    def learners(self) -> dict[bool, ModelStructure]:
+        """The structure of the model prepared for gradients, by whether batch norms normalise by the batch."""
+        model, found = for_training(self.structure.model(self.weights, copy=True)), {}
+        for training in (False, True):
+            model.set_attributes(use_running_average=not training, raise_if_not_found=False)
+            found[training] = split(model)[0]
+        return found
 
     @functools.cached_property
-    def everywhere(self) -> State:
-        """The state, replicated to every CPU device (one, unless the user asked XLA for more)."""
-        return replicate(self.state, jax.devices("cpu"))
+    def everywhere(self) -> Weights:
+        """The weights, replicated to every CPU device (one, unless the user asked XLA for more)."""
+        return replicate(self.weights, jax.devices("cpu"))
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self.traced(self.graph, self.state, self._arrays(inputs), self.activations)
+        taps = self.traced(self.structure, self.weights, self._arrays(inputs), self.activations)
         # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
         return {name: taps[name] for name in ordered(self.config, inputs, taps)}
 
@@ -144,14 +160,14 @@ class FlaxForward(DifferentiableForward):
     def _logits(self, inputs: Inputs) -> jax.Array:
         devices = jax.devices("cpu")
         if self.device in devices and can_shard(inputs, devices):
-            return self.fast(self.graph, self.everywhere, shard(inputs, devices), self.activations)
-        return self.fast(self.graph, self.state, self._arrays(inputs), self.activations)
+            return self.fast(self.structure, self.everywhere, shard(inputs, devices), self.activations)
+        return self.fast(self.structure, self.weights, self._arrays(inputs), self.activations)
 
     @in_its_precision
     def _logits_into(self, out: jax.Array, inputs: Inputs) -> jax.Array:
         check_dtype(check_kind("out", out, jax.Array), self.dtype)
         if self.fast is _fast_jit and out.devices() == {self.device}:
-            return _fast_into_jit(self.graph, self.state, self._arrays(inputs), out, self.activations)
+            return _fast_into_jit(self.structure, self.weights, self._arrays(inputs), out, self.activations)
         logits = self._logits(inputs)
         out.delete()  # as if it had been donated: no caller may rely on it in one mode and lose it in another
         return logits
@@ -165,14 +181,13 @@ class FlaxForward(DifferentiableForward):
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
     ) -> tuple[float, dict[str, np.ndarray]]:
-        graph, state = nnx.split(self._learning(training=training))
         arrays = self._array(targets), self._arrays(inputs), self._arrays(masks)
-        loss, gradients = self.differentiated(graph, state, *arrays)
+        loss, gradients = self.differentiated(self.learners[training], self.weights, *arrays)
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     @in_its_precision
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        model = self._learning(training=True)
+        model = self.learners[True].model(self.weights)
         losses, parameters = train(model, [self._arrays(batch) for batch in batches], training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
@@ -182,14 +197,14 @@ class FlaxForward(DifferentiableForward):
     @in_its_precision
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
         capacity, given = self.config.max_length, (self._array(source), self._array(source_mask))
-        return self.started(self.graph, self.state, batch, capacity, *given)
+        return self.started(self.structure, self.weights, batch, capacity, *given)
 
     @in_its_precision
     def _step(
         self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[jax.Array, Any]:
         given = self._array(counts), self._array(mask)
-        return self.stepped(self.graph, self.state, self._array(tokens), cache, *given)
+        return self.stepped(self.structure, self.weights, self._array(tokens), cache, *given)
 
     @in_its_precision
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
@@ -204,17 +219,11 @@ class FlaxForward(DifferentiableForward):
         tokens, scores = beam_search(self.split, begin, steps, beams, length_penalty=length_penalty, **arrays)
         return np.asarray(tokens), to_numpy(scores)
 
-    def _placed(self, state: State) -> State:
-        return jax.device_put(state, self.device)
+    def _placed(self, weights: Weights) -> Weights:
+        return jax.device_put(weights, self.device)
 
     def ready(self, result: Any) -> None:
         jax.block_until_ready(result)
-
-    def _learning(self, *, training: bool) -> Transformer:
-        """Return a copy to differentiate; in `training`, batch norms normalise by the batch."""
-        model: Transformer = nnx.merge(self.learner, self.state, copy=True)
-        model.set_attributes(use_running_average=not training, raise_if_not_found=False)
-        return model
 
     def _array(self, value: Any) -> Any:
         return None if value is None else jax.device_put(np.array(value), self.device)
@@ -252,7 +261,7 @@ def loaded(
 
 
 @functools.cache
-def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[Graph, State]:
+def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nnx.GraphDef[Any], State]:
     """Return a module with abstract parameters: initial values would be overwritten, and tracing is done once."""
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 

@@ -13,7 +13,7 @@ from transparity_pytorch.arithmetic.softcap import apply_softcap
 from transparity_pytorch.normalization import HeadNorm
 from transparity_pytorch.positions import RotaryTables, rotate
 from transparity_pytorch.state.cache import Cache, update
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import KnownMask, LayerContext
 
 
 def split_heads(
@@ -86,7 +86,7 @@ def attention(
     value: Float[Tensor, "batch key_heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
-    causal: bool = False,
+    known: KnownMask | None = None,
     scale: float,
     masked_score: float,
     softcap: float | None = None,
@@ -97,7 +97,7 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap):
-        return merge_heads(fused.attention(query, key, value, mask, causal=causal, scale=scale, bias=bias, sinks=sinks))
+        return merge_heads(fused.attention(query, key, value, mask, known=known, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
@@ -231,7 +231,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, causal=context.causal)
+        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
 
 
 class CrossAttention(_Heads):
@@ -251,10 +251,10 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context.memory_mask, tap)
+        return attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
 
 
-def _attend(
+def attend(
     heads: _Heads,
     x: Float[Tensor, "batch queries embed_dim"],
     projected: tuple[Tensor, Tensor, Tensor],
@@ -262,7 +262,7 @@ def _attend(
     tap: Tap,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     *,
-    causal: bool = False,
+    known: KnownMask | None = None,
 ) -> Float[Tensor, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score = heads.config.score_scale, heads.config.masked_score
@@ -270,7 +270,7 @@ def _attend(
     context = attention(
         *projected,
         mask,
-        causal=causal,
+        known=known,
         scale=scale,
         masked_score=masked_score,
         softcap=softcap,

@@ -23,6 +23,8 @@ from transparity_pytorch.decoding.beams import beam_search
 from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.steps import Step, prefill, step
 from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_one_row, for_training, packed
+from transparity_pytorch.fast.graphs import Replayed
+from transparity_pytorch.fast.joined import joined
 from transparity_pytorch.state.parameters import load, to_numpy
 from transparity_pytorch.training.differentiation import loss_and_gradients
 from transparity_pytorch.training.loss import cross_entropy
@@ -49,14 +51,15 @@ class PytorchForward(DifferentiableForward):
             return taps
 
         compiled = mode == "compile"
-        self.fast: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
+        run: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
+        self.fast = run if device == "cpu" else Replayed(run)
         self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
         self.stepped: Step = compiled_for_one_row(step) if compiled else step
 
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The model for calls without gradients and taps."""
-        return self._by_onednn(self.model, packed)
+        return self._by_onednn(joined(self.model), packed)
 
     @torch.no_grad()
     def _taps(self, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -124,11 +127,9 @@ class PytorchForward(DifferentiableForward):
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
 
-    def _by_onednn(self, model: Transformer, through: Callable[[nn.Module], nn.Module]) -> Transformer:
+    def _by_onednn(self, model: nn.Module, through: Callable[[nn.Module], nn.Module]) -> Transformer:
         """Return `model` with oneDNN's linear maps, if they support it."""
-        if not can_be_packed(next(model.parameters()).dtype, self.device):
-            return model
-        changed = through(model)
+        changed = through(model) if can_be_packed(next(model.parameters()).dtype, self.device) else model
         assert isinstance(changed, Transformer)
         return changed
 

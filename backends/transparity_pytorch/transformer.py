@@ -15,17 +15,18 @@ from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, v
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.positions import query_temperature, rotary_tables, score_bias
 from transparity_pytorch.state.cache import Cache
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import KnownMask, LayerContext
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
-    mask, causal = context.mask, context.causal and config.sliding_window is None
+    mask, known = context.mask, context.known
     if config.sliding_window is not None:
+        known = known and "some"  # a window shows each query itself
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, context.positions, dtype)
     temperature = query_temperature(config, context.positions, dtype)
-    return context._replace(mask=mask, causal=causal, rotary=rotary, temperature=temperature)
+    return context._replace(mask=mask, known=known, rotary=rotary, temperature=temperature)
 
 
 class Stack(nn.Module):
@@ -103,6 +104,7 @@ class Encoder(Stack):
         tap: Tap = identity,
         *,
         token_types: Int[Tensor, "batch length"] | None = None,
+        known: KnownMask | None = None,
     ) -> Float[Tensor, "batch length embed_dim"]:
         config, keys = self.config, visible.shape[1]
         positions = torch.arange(keys, device=tokens.device)[None]
@@ -110,6 +112,7 @@ class Encoder(Stack):
         x = embed(own, self.tables, tokens, positions, visible, token_types, self.projections, tap)
         context = LayerContext(
             mask=padding_mask(visible),
+            known=known,
             positions=positions,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=True),
         )
@@ -125,6 +128,7 @@ class Decoder(Stack):
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
+        memory_known: What is known of it.
         cache: One entry per layer, updated in place.
         counts: Number of tokens of each row that a `cache` goes on from; None: all.
     """
@@ -142,23 +146,27 @@ class Decoder(Stack):
         positions: Int[Tensor, "batch queries"] | None = None,
         memory: Float[Tensor, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Tensor, "batch 1 1 memory"] | None = None,
+        memory_known: KnownMask | None = None,
         cache: list[Cache] | None = None,
         counts: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
         config, keys = self.config, visible.shape[1]
-        causal = positions is None and config.decoder_mask == "causal"
+        known: KnownMask | None = None
+        if config.decoder_mask == "causal":
+            known = "causal" if positions is None else "some"
         positions = torch.arange(keys, device=tokens.device)[None] if positions is None else positions
         x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
         masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
         context = LayerContext(
             mask=target_mask(positions, visible, config.decoder_mask),
-            causal=causal,
+            known=known,
             positions=positions,
             visible=visible_queries(visible, positions) if masked else None,
             counts=counts,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,
+            memory_known=memory_known,
         )
         return self.apply_layers(x, context, tap, cache)
 
@@ -241,16 +249,25 @@ class Transformer(nn.Module):
         Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
     ):
         config = self.config
+        known: KnownMask | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
             visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory = self.encoder(source, visible, scope)
+            memory = self.encoder(source, visible, scope, known=known)
             memory_mask, table = padding_mask(visible), self.token_embedding
             visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-            x = self.decoder(target, visible, scope, token_embedding=table, memory=memory, memory_mask=memory_mask)
+            x = self.decoder(
+                target,
+                visible,
+                scope,
+                token_embedding=table,
+                memory=memory,
+                memory_mask=memory_mask,
+                memory_known=known,
+            )
         elif config.architecture == "encoder":
             (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(read, visible, scope, token_types=token_types)
+            x = self.encoder(read, visible, scope, token_types=token_types, known=known)
         else:
             assert tokens is not None
             visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")

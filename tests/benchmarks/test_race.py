@@ -382,7 +382,9 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
         assert any(candidate.is_limit for candidate in able)
 
 
-@pytest.mark.parametrize("file", ["race", "race-train", "race-zen4", "race-h200"])
+@pytest.mark.parametrize(
+    "file", ["race", "race-train", "race-zen4", "race-h200", "race-h200-before", "race-h200-decoding"]
+)
 def test_the_published_tables_are_those_of_the_summaries(file: str) -> None:
     kept = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
     assert any(as_markdown(kept["standings"]) in page.read_text() for page in PAGES)

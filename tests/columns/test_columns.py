@@ -51,9 +51,10 @@ WITHOUT_TWIN = {
         "arithmetic.functional",
         "fast.threads",
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
-    # names and orientations of the framework; kernels recorded for a GPU
-    "pytorch": {"state.parameters", "fast.graphs", *SHARDED},
-    "flax": {"state.parameters", "fast.sharding", *SHARDED},  # the same; one batch over several devices
+    # names and orientations of the framework; kernels recorded for a GPU; larger products
+    "pytorch": {"state.parameters", "fast.graphs", "fast.joined", *SHARDED},
+    # the same; a key of compiled programs; one batch over several devices
+    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 

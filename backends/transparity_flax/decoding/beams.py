@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.generation import allocate
 from transparity_flax.decoding.steps import cache_for, next_logits
-from transparity_flax.fast.fast_linear import SplitModel
+from transparity_flax.fast.structure import SplitModel
 from transparity_flax.state.cache import select_rows
 
 

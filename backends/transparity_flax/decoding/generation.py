@@ -14,9 +14,8 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.steps import cache_for, next_logits
-from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.parameters import State
 
 
 def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
@@ -130,7 +129,7 @@ Carried = tuple[Written, Cache, Int[Array, ""]]
 def _continued(
     config: TransformerConfig,
     structure: ModelStructure,
-    state: State,
+    weights: Weights,
     written: Written,
     cache: Cache,
     steps: Int[Array, ""],
@@ -146,7 +145,7 @@ def _continued(
 
     def go_on(carried: Carried) -> Carried:
         written, cache, done = carried
-        logits = next_logits((config, structure, state), written.tokens, written.lengths, cache, None, new=1)
+        logits = next_logits((config, structure, weights), written.tokens, written.lengths, cache, None, new=1)
         drawn = None if uniforms is None else uniforms[:, done + 1]
         return append_token(config, logits, written, drawn, sampling), cache, done + 1
 

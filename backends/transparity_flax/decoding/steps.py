@@ -11,11 +11,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.layers import cross_attention_cache
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
-from transparity_flax.state.parameters import State
 from transparity_flax.transformer import Transformer
 
 
@@ -79,10 +78,10 @@ def cache_for(
     source: Int[Array, "batch keys"] | None,
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
-    config, structure, state = split
+    config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None
-    return _prefill(structure, state, len(tokens), min(tokens.shape[1], config.max_length), source)
+    return _prefill(structure, weights, len(tokens), min(tokens.shape[1], config.max_length), source)
 
 
 def next_logits(
@@ -95,30 +94,30 @@ def next_logits(
 ) -> Float[Array, "batch vocab"]:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
-    config, structure, state = split
+    config, structure, weights = split
     if cache is not None:
-        logits, held = _next_with(structure, state, tokens, lengths, cache, new)
+        logits, held = _next_with(structure, weights, tokens, lengths, cache, new)
         cache.update(held)
         return logits
     # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
     # A mask that does not hide them exactly (walkthrough's), or angles that depend on the length, need a program per
     # length.
     most = tokens.shape[1] if config.prefixes_agree else int(lengths.max())
-    return _next_without(structure, state, tokens, lengths, source, min(config.max_length, most))
+    return _next_without(structure, weights, tokens, lengths, source, min(config.max_length, most))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def _prefill(
-    structure: ModelStructure, state: State, batch: int, capacity: int, source: Int[Array, "batch keys"] | None
+    structure: ModelStructure, weights: Weights, batch: int, capacity: int, source: Int[Array, "batch keys"] | None
 ) -> Cache:
-    return prefill(structure.model(state), batch, capacity, source=source)
+    return prefill(structure.model(weights), batch, capacity, source=source)
 
 
 # The given cache is donated: the new one takes its memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
     structure: ModelStructure,
-    state: State,
+    weights: Weights,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     cache: Cache,
@@ -126,14 +125,14 @@ def _next_with(
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
     counts = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
-    logits = step(structure.model(state), chunk, cache, counts=counts, index=counts - 1)[:, 0]
+    logits = step(structure.model(weights), chunk, cache, counts=counts, index=counts - 1)[:, 0]
     return logits, cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _next_without(
     structure: ModelStructure,
-    state: State,
+    weights: Weights,
     tokens: Int[Array, "batch total_length"],
     lengths: Int[Array, " batch"],
     source: Int[Array, "batch keys"] | None,
@@ -142,4 +141,4 @@ def _next_without(
     begin = jnp.maximum(lengths - width, 0)
     context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
     inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-    return structure.model(state)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]
+    return structure.model(weights)(**inputs)[jnp.arange(len(tokens)), lengths - begin - 1]

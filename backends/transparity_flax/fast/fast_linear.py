@@ -15,34 +15,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from transparity.config import TransformerConfig
-from transparity_flax.state.parameters import State
+from transparity_flax.fast.structure import SplitModel, split
 from transparity_flax.transformer import Transformer
-
-
-class ModelStructure:
-    """Structure of a model without its arrays, hashed once.
-
-    JAX looks up compiled programs by it at every call, and hashing Flax's graph takes a millisecond for twelve layers.
-    """
-
-    def __init__(self, model: Transformer) -> None:
-        self.graph = nnx.graphdef(model)
-        self.hash = hash(self.graph)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ModelStructure) and self.graph == other.graph
-
-    def model(self, state: State) -> Transformer:
-        """Return the model with the arrays in `state`."""
-        return nnx.merge(self.graph, state)
-
-
-SplitModel = tuple[TransformerConfig, ModelStructure, State]
-"""A model split once instead of at every token: its configuration, structure and arrays."""
 
 
 def packed(model: Transformer) -> SplitModel:
@@ -52,7 +26,7 @@ def packed(model: Transformer) -> SplitModel:
         kernel = linear.kernel.get_value()
         linear.kernel.set_value(jax.device_put(np.ascontiguousarray(np.asarray(kernel).T), kernel.sharding))
         linear.dot_general = _weight_in_front
-    return model.config, ModelStructure(twin), nnx.state(twin)
+    return model.config, *split(twin)
 
 
 def for_training(model: Transformer) -> Transformer:

@@ -16,12 +16,12 @@ from transparity.errors import BackendError
 from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
 from transparity.training import Training
-from transparity_flax.fast.fast_linear import ModelStructure, SplitModel
+from transparity_flax.fast.structure import SplitModel, Weights
 from transparity_flax.parallel.plan import Plan, plan
 from transparity_flax.parallel.sharding import Source, replicated, shard, split_rows
 from transparity_flax.parallel.training import loss_and_gradients, train
 from transparity_flax.port import FlaxForward, build, in_its_precision, ordered, x64_for
-from transparity_flax.state.parameters import State, rounded, to_numpy
+from transparity_flax.state.parameters import rounded, to_numpy
 from transparity_flax.transformer import Transformer
 
 
@@ -36,39 +36,39 @@ class ShardedForward(FlaxForward):
         super().__init__(model, dtype, replicated(mesh), "jit", activations)
         self.mesh, self.plan = mesh, plan
 
-    def _placed(self, state: State) -> State:
-        return state
+    def _placed(self, weights: Weights) -> Weights:
+        return weights
 
     @functools.cached_property
     def split(self) -> SplitModel:
-        model = nnx.merge(self.graph, self.state)
-        return self.config, ModelStructure(model), self.state
+        return self.config, self.structure, self.weights
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
-        taps = self.traced(self.graph, self.state, split_rows(self.mesh, inputs), self.activations)
+        taps = self.traced(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
         return {name: taps[name][: _batch(inputs)] for name in ordered(self.config, inputs, taps)}
 
     @in_its_precision
     def _logits(self, inputs: Inputs) -> jax.Array:
-        logits = self.fast(self.graph, self.state, split_rows(self.mesh, inputs), self.activations)
+        logits = self.fast(self.structure, self.weights, split_rows(self.mesh, inputs), self.activations)
         return logits[: _batch(inputs)]
 
     @in_its_precision
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
     ) -> tuple[float, dict[str, np.ndarray]]:
-        graph, state = nnx.split(self._learning(training=training))
         batch = self._batch({"targets": targets, **inputs}, training=training)
         kept = self._arrays(masks) if self._by_batch(training=training) else split_rows(self.mesh, masks)
-        loss, gradients = loss_and_gradients(graph, state, batch, kept)
+        loss, gradients = loss_and_gradients(*nnx.split(self.learners[training].model(self.weights)), batch, kept)
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     @in_its_precision
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        graph, state = nnx.split(self._learning(training=True))
         losses, parameters = train(
-            self.mesh, graph, state, [self._batch(it, training=True) for it in batches], training
+            self.mesh,
+            *nnx.split(self.learners[True].model(self.weights)),
+            [self._batch(it, training=True) for it in batches],
+            training,
         )
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.training import Training
+from transparity_flax.fast.structure import ModelStructure, split
 from transparity_flax.state.parameters import State, named
 from transparity_flax.training.differentiation import loss_of
 from transparity_flax.transformer import Transformer
@@ -33,7 +34,8 @@ def train(
 
     A batch norm normalizes by the batch; its running statistics do not change.
     """
-    graph, *states = nnx.split(model, nnx.Param, ...)
+    structure, _ = split(model)
+    _, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
     # A table: the schedule is Python code, which cannot compare traced values.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
@@ -41,7 +43,7 @@ def train(
     home = jax.tree.leaves(parameters)[0].sharding
     state, losses = jax.device_put(_start(training, rates, parameters), home), []
     for batch in batches:
-        loss, parameters, state = _step(graph, training, rates, parameters, statistics, state, batch)
+        loss, parameters, state = _step(structure, training, rates, parameters, statistics, state, batch)
         losses.append(float(loss))  # waits: pending steps hold memory
     return losses, named(jax.device_get(parameters))  # NumPy transposes without a copy
 
@@ -55,7 +57,7 @@ def _start(training: Training, rates: Float[Array, " steps"], parameters: State)
 # takes more memory and less time.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _step(
-    graph: nnx.GraphDef[Transformer],
+    structure: ModelStructure,
     training: Training,
     rates: Float[Array, " steps"],
     parameters: State,
@@ -64,7 +66,7 @@ def _step(
     batch: Mapping[str, Array],
 ) -> tuple[Array, State, optax.OptState]:
     def loss_at(parameters: State) -> Array:
-        return loss_of(nnx.merge(graph, parameters, statistics, copy=True), **batch)
+        return loss_of(nnx.merge(structure.graph, parameters, statistics, copy=True), **batch)
 
     loss, gradients = jax.value_and_grad(loss_at)(parameters)
     if training.max_norm is not None:

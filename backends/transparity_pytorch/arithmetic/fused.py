@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_pytorch.masks import causal_mask
+from transparity_pytorch.state.context import KnownMask
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None) -> bool:
@@ -25,21 +26,21 @@ def attention(
     value: Float[Tensor, "batch heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
-    causal: bool = False,
+    known: KnownMask | None = None,
     scale: float,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full:
-    that it is `causal` may be known, otherwise the mask is read, if it can be.
+    that may be `known`, otherwise the mask is read, if it can be.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.
     """
     if sinks is not None:
         key, value, mask, bias = _with_sinks(key, value, mask, bias, sinks)
-    if causal and bias is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    if known in ("causal", "full") and bias is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=known == "causal", scale=scale)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
     is_readable = bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_readable:
@@ -48,12 +49,25 @@ def attention(
         keys = key.shape[2]
         if mask.shape[2] == keys and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    shown = mask if bias is None else bias.masked_fill(~mask, -torch.inf)
+    if known is None:
+        query, shown = _seeing(query, mask, shown, is_readable=is_readable)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
+
+
+def _seeing(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    shown: Tensor,
+    *,
+    is_readable: bool,
+) -> tuple[Tensor, Tensor]:
+    """Set a query with every key masked to 0, and unmask its keys."""
     sees = mask.any(dim=-1, keepdim=True)
     if is_readable and sees.all():
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    query = query.masked_fill(~sees, 0)
-    shown = mask | ~sees if bias is None else bias.masked_fill(~mask, -torch.inf).masked_fill(~sees, 0)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
+        return query, shown
+    shown = shown | ~sees if shown.dtype == torch.bool else shown.masked_fill(~sees, 0)
+    return query.masked_fill(~sees, 0), shown
 
 
 def _with_sinks(

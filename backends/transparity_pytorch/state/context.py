@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transparity_pytorch.positions import RotaryTables
+
+KnownMask = Literal["causal", "full", "some"]
+"""That a mask hides the future, or nothing, or shows each query some key, if the configuration alone tells: known while
+compiling, as values are not."""
 
 
 class LayerContext(NamedTuple):
@@ -27,10 +31,11 @@ class LayerContext(NamedTuple):
     """Factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
-    causal: bool = False
-    """True if the configuration alone tells that `mask` is the causal mask: known while compiling, as its values are
-    not."""
+    known: KnownMask | None = None
+    """Of `mask`."""
     memory: Float[Tensor, "batch memory embed_dim"] | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Bool[Tensor, "#batch 1 1 memory"] | None = None
     """True where cross-attention may attend; None without cross-attention."""
+    memory_known: KnownMask | None = None
+    """Of `memory_mask`."""

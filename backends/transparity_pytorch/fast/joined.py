@@ -1,0 +1,82 @@
+"""Query, key and value in one product, for inference: one wide product keeps a device busier than three narrow ones."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.attention import SelfAttention, attend, normalize_and_rotate, split_heads
+from transparity_pytorch.state.cache import Cache, update
+from transparity_pytorch.state.context import LayerContext
+
+
+def can_be_joined(config: TransformerConfig) -> bool:
+    """Return whether query, key and value are linear maps of the same features."""
+    return config.projection == "full" and not (config.query_rank or config.key_value_rank)
+
+
+def side_by_side(*linears: nn.Linear) -> nn.Linear:
+    """One linear map to the features of all, with a copy of their weights; those without a bias get one of zeros if
+    another has one."""
+    joined = nn.utils.skip_init(
+        nn.Linear,
+        linears[0].in_features,
+        sum(linear.out_features for linear in linears),
+        bias=any(linear.bias is not None for linear in linears),
+        device=linears[0].weight.device,
+        dtype=linears[0].weight.dtype,
+    )
+    with torch.no_grad():
+        joined.weight.copy_(torch.cat(tuple(linear.weight for linear in linears)))
+        if joined.bias is not None:
+            zeros = joined.bias.new_zeros
+            joined.bias.copy_(torch.cat(tuple(zeros(len(it.weight)) if it.bias is None else it.bias for it in linears)))
+    return joined
+
+
+class JoinedSelfAttention(SelfAttention):
+    """`SelfAttention` that multiplies by the weights of query, key and value at once; it shares the other
+    parameters."""
+
+    def __init__(self, attention: SelfAttention) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(attention.__dict__)
+        linears = attention.query, attention.key, attention.value
+        self.widths = [linear.out_features for linear in linears]
+        self._modules = {name: module for name, module in attention._modules.items() if module not in linears}
+        self.joined = side_by_side(*linears)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch queries embed_dim"],
+        context: LayerContext,
+        tap: Tap = identity,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch queries embed_dim"]:
+        counts = {
+            "query": self.config.num_heads,
+            "key": self.config.key_value_heads,
+            "value": self.config.key_value_heads,
+        }
+        parts = zip(counts.items(), self.joined(x).split(self.widths, dim=-1), strict=True)
+        query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in parts)
+        query = normalize_and_rotate(self, "query", query, context.rotary, tap)
+        query = query if context.temperature is None else query * context.temperature
+        key = normalize_and_rotate(self, "key", key, context.rotary, tap)
+        if cache is not None:
+            key, value = update(cache, key, value, context.positions)
+        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
+
+
+def joined(module: nn.Module) -> nn.Module:
+    """Twin of `module` with joined projections that shares its other parameters."""
+    if isinstance(module, SelfAttention) and can_be_joined(module.config):
+        return JoinedSelfAttention(module)
+    twin = copy.copy(module)
+    twin._modules = {name: child and joined(child) for name, child in module._modules.items()}
+    return twin

@@ -162,6 +162,13 @@ def test_a_missing_field_is_read_as_the_family_does() -> None:
     assert explicit(absent.config) == explicit(example_config("t5"))
 
 
+@pytest.mark.parametrize("family", ["vit", "clip_vision_model"])
+def test_without_its_size_an_image_has_the_patches_of_transformers(family: str) -> None:
+    """Not thousands of the small ones, with which the audit would take longer than anybody waits."""
+    (absent,) = (each for each in variants(family) if (each.name, each.value) == ("image_size", "absent"))
+    assert absent.config.image_size == 224 and absent.config.patch_size in (16, 32)
+
+
 def build(config: TransformerConfig, parameters: Any) -> Any:
     return build_numpy(dataclasses.replace(config, norm_eps=1e-5), parameters)
 

@@ -8,14 +8,17 @@ import itertools
 import pkgutil
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from meta.power.family_faults import FAULTS
 from meta.power.plain_faults import VARIANTS
+from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
 from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.diagnosis.faults.parameters import of_layer
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
@@ -40,6 +43,19 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> None:
+    config = MODELS[case]
+    zeros = {name: np.zeros(shape) for name, shape in parameter_shapes(config).items()}
+    for stack in config.stacks:
+        layer = f"{stack}.layers.{config.stack_num_layers(stack) - 1}."
+        own = {name for name in zeros if name.startswith(layer) and "running_" not in name}
+        for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
+            if site.startswith(layer):
+                own -= set(of_layer(config.stack_num_layers(stack) - 1, config, zeros, site))
+        assert not own, f"diagnosis/faults/parameters.py: {own} act at no tap"
 
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.check import check
 from transparity_conformance.report.check.findings import sentence
@@ -101,14 +102,21 @@ def test_queries_keys_and_values_in_another_order_are_named(logits_only: bool) -
     assert named(report) == {"packed-order"}, sentence(report)
 
 
+def of_the_first_layer(config: TransformerConfig, parameters: Arrays) -> Arrays:
+    here = {name: name.replace(".layers.1.", ".layers.0.") for name in parameters if ".layers.1." in name}
+    return {name: parameters[source] for name, source in here.items()}
+
+
 @VIEWS
 def test_layers_that_share_their_weights_are_named(logits_only: bool) -> None:
-    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
-        here = {name: name.replace(".layers.1.", ".layers.0.") for name in parameters if ".layers.1." in name}
-        return {name: parameters[source] for name, source in here.items()}
-
-    report = check(port(carry), "notes-lm", logits_only=logits_only)
+    report = check(port(of_the_first_layer), "notes-lm", logits_only=logits_only)
     assert named(report) == {"layer-shared"}, sentence(report)
+
+
+def test_layers_that_share_the_rates_of_a_recurrence_are_named() -> None:
+    report = check(port(of_the_first_layer), config=example_config("mamba2"))
+    assert named(report) == {"layer-shared"}, sentence(report)
+    assert sentence(report).endswith("Nothing else differs.")
 
 
 def test_a_scale_in_front_of_a_norm_is_tied_with_eps() -> None:

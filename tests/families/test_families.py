@@ -813,7 +813,7 @@ def made(case: Case) -> Any:
     with torch.no_grad():
         for name, value in learned(model).items():
             drawn = torch.randn(value.shape, generator=random)
-            if value.ndim == 1:
+            if value.ndim < 2:
                 is_gain = name.endswith("weight")
                 value.copy_(0.3 * drawn + ((1 if "linear_attn" in name else one) if is_gain else 0))
             else:
@@ -1243,10 +1243,3 @@ def test_every_model_type_has_an_entry_in_its_file(model_type: str) -> None:
     file = FILES[model_type]
     families = import_module(f"transparity_conformance.checkpoints.families.{file}").FAMILIES
     assert model_type in families, f"checkpoints/families/{file}.py: add {model_type!r} to FAMILIES"
-
-
-def test_a_folder_of_two_towers_is_refused_with_what_to_save(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="expected a tower of it: save `CLIPTextModelWithProjection"):
-        import_checkpoint(tmp_path)

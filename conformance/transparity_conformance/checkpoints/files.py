@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from transparity.errors import TransparityError
 from transparity.limits import files
@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse strict JSON: no field twice, no NaN; `constant` makes something of the names NaN, Infinity, −Infinity."""
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=constant or _no_constant)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=constant or refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {reason(error)}.") from None
 
@@ -50,5 +50,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _no_constant(name: str) -> Any:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise `ValueError` for NaN, Infinity or −Infinity, which JSON lacks."""
     raise ValueError(f"{name} is no number")

@@ -22,10 +22,11 @@ from transparity_conformance.checkpoints.naming import Convert, Part, called, is
 from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
+    TOWERS,
     CheckpointError,
     as_json,
     load_tensors,
-    read_fields,
+    read_tower,
     scale_of,
     tensor_files,
 )
@@ -74,12 +75,6 @@ FILES = {
     "xlm-roberta": "bert",
 }
 """The file of each `model_type`."""
-
-OTHERWISE = {
-    "clip": "a tower of it: save `CLIPTextModelWithProjection.from_pretrained(…)` or `CLIPVisionModelWithProjection`, "
-    "which read this folder, in a folder of their own",
-}
-"""Models of several stacks, and what of them can be imported."""
 
 PARAMETERS = "parameters.safetensors"
 
@@ -136,7 +131,8 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
     """Import a checkpoint.
 
     Args:
-        folder: config.json and safetensors, as a hub keeps them.
+        folder: config.json and safetensors, as a hub keeps them; of CLIP, whose two towers are in one folder, that
+            with one of the sections that describe them: `clip/text_config`, `clip/vision_config`.
         head: the output of an encoder-only model, `hidden`, `pooled` or, with a head of masked words, `logits`; by
             default `classes` if its class is one for sequences, `pooled` if there is a pooler, else `logits` if there
             is such a head.
@@ -239,10 +235,14 @@ class Opened:
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     """Read the configuration of a checkpoint, and where its tensors are; arguments and errors as of importing it."""
-    folder = Path(folder)
-    given, quantised = _without_scales(read_fields(folder))
+    path = Path(folder)
+    folder, fields = read_tower(path)
+    given, quantised = _without_scales(fields)
     family = family_of(folder, given)
     where = tensor_files(folder)
+    if folder != path:  # the other tower, and the temperature of the pair, are in the same files
+        own = (*family.prefixes, *(family.classifier.names if family.classifier else ()))
+        where = {name: file for name, file in where.items() if name.startswith(own)}
     try:
         names = {without_prefix(name, family.prefixes) for name in where}
         config = configuration(family, given, names, head)
@@ -295,7 +295,10 @@ def family_of(folder: Path, given: Fields) -> Family:
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
-    if not isinstance(kind, str) or kind not in {**FILES, **OTHERWISE}:
+    if kind in TOWERS:
+        towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
+        raise CheckpointError(f"{folder / CONFIG} is of two towers side by side; expected one of them: {towers}.")
+    if not isinstance(kind, str) or kind not in FILES:
         raise CheckpointError(
             f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {', '.join(FILES)}: no other can "
             "be imported."
@@ -305,8 +308,9 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 def family_called(model_type: str) -> Family:
     """The family of a `model_type`; raises `CheckpointError` for one that cannot be imported."""
-    if model_type in OTHERWISE:
-        raise CheckpointError(f"The family {model_type} has two stacks side by side; expected {OTHERWISE[model_type]}.")
+    if model_type in TOWERS:
+        towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
+        raise CheckpointError(f"The family {model_type} has two towers side by side; expected one of them: {towers}.")
     if model_type not in FILES:
         raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FILES)}.")
     families: dict[str, Family] = importlib.import_module(f"{__package__}.families.{FILES[model_type]}").FAMILIES

@@ -18,7 +18,7 @@ from transparity.limits.float8 import DTYPES as FLOAT8
 from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
-from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes
+from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
 from transparity_conformance.report.text import VALUE, reason, safe
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -33,8 +33,36 @@ SCALES = ("_scale_inv", "_scale")
 """What the names of scales end in, behind the name of the matrix that is multiplied by them."""
 
 
+TOWERS = {
+    "clip": {
+        "text_config": {"model_type": "clip_text_model", "architectures": ["CLIPTextModelWithProjection"]},
+        "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
+    }
+}
+"""The sections of config.json for the stacks of a model that has several side by side, and the class that reads each,
+with its `model_type`."""
+
+
 class CheckpointError(TransparityError):
     """A checkpoint cannot be read, or its system has no configuration."""
+
+
+def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a checkpoint and its fields: of a `path` to a folder those of config.json, and of one that
+    ends with a section, as `clip/text_config` does, those of that tower alone."""
+    folder, section = path.parent, path.name
+    if is_folder(path) or section not in {name for sections in TOWERS.values() for name in sections}:
+        return path, read_fields(path)
+    given = read_fields(folder)
+    towers = TOWERS.get(str(given.get("model_type")), {})
+    older = given.get(f"{section}_dict")  # overrules the section where a file has both
+    own = given.get(section) if older is None else older
+    if section not in towers or not isinstance(own, dict):
+        raise CheckpointError(
+            f"{folder / CONFIG} has no {section} of one of the families {', '.join(TOWERS)}; expected it, for a tower "
+            f"is asked for by {path}."
+        )
+    return folder, own | {"projection_dim": given.get("projection_dim", 512)} | towers[section]
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -54,9 +82,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 def _infinite(name: str) -> dict[str, str]:
     """What transformers 5 writes for an infinite number, which JSON lacks, of its name, which transformers 4 writes."""
-    if name == "NaN":
-        raise ValueError(f"{name} is no number")
-    return {"__float__": name}
+    return refuse_constant(name) if name == "NaN" else {"__float__": name}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

@@ -56,6 +56,20 @@ OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "g
 OF_RECURRENCE["output"] = "output"
 """The linear maps of a recurrence by the taps at which they act; behind three of them are convolutions."""
 
+BESIDE_MAPS: dict[str, tuple[str, ...]] = {
+    "self_attention.query_latent": ("query_latent_norm.",),
+    "self_attention.key_value_latent": ("key_value_latent_norm.",),
+    "self_attention.key": ("key_rotary.",),
+    "self_attention.weights": ("sinks",),
+    "feed_forward.router_chosen": ("router_correction",),
+    "feed_forward.output": ("experts.", "shared_expert_gate."),
+    "recurrence.time_step": ("time_step_bias",),
+    "recurrence.log_decay": ("time_step_bias", "log_rate"),
+    "recurrence.context": ("skip",),
+    "recurrence.gated_context": ("gated_norm.",),
+}
+"""What the names of a sublayer's other parameters begin with, by the taps at which they act."""
+
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
@@ -182,9 +196,18 @@ def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: st
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
+    beside = tuple(f"{parts[3]}.{start}" for start in _beside_maps(config, site))
     found = {}
     for name in parameters:
         end = name.removeprefix(f"{own}.")
-        if end != name and end.rpartition(".")[0] in rest and f"{other}.{end}" in parameters:
+        is_here = end != name and (end.rpartition(".")[0] in rest or end.startswith(beside))
+        if is_here and f"{other}.{end}" in parameters:
             found[name] = parameters[f"{other}.{end}"]
     return found
+
+
+def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
+    starts = BESIDE_MAPS.get(".".join(site.split(".")[3:]), ())
+    if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
+        return starts[1:]  # the others act at the time step
+    return starts

@@ -148,6 +148,9 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
             fields["rope_parameters"] = {key: v for key, v in base["rope_parameters"].items() if key != name}
         try:
             other = _read(family, config, fields)
+            if name == "image_size":  # small patches of the usual image would be thousands
+                del fields["patch_size"]
+                other = _read(family, config, fields)
         except TransparityError:
             continue
         yield Variant(name, "absent", other, config, fields=fields, must_show=False)

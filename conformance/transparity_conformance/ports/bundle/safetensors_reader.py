@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.checkpoints.files import BundleError, _no_constant, _object, file_size
+from transparity_conformance.checkpoints.files import BundleError, _object, file_size, refuse_constant
 from transparity_conformance.report.text import reason
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -143,7 +143,7 @@ def _read_header(path: Path, size: int, expected: Shapes) -> tuple[int, Any]:
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
     try:
-        return length, json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        return length, json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"its header is not JSON ({reason(error)})") from None
 

@@ -74,7 +74,7 @@ def _family(projection: str, **of_tower: Any) -> Family:
     both = {"norm": "layer", "norm_position": "pre", "final_norm": True, "positions": "learned", "pooler": "none"}
     sizes = {"hidden_size": "embed_dim", "num_attention_heads": "num_heads", "intermediate_size": "feed_forward_dim"}
     sizes |= {"layer_norm_eps": "norm_eps", "num_hidden_layers": f"num_{stack}_layers"}
-    usual = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "projection_dim": 512}
+    usual = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "projection_dim": 512, "num_hidden_layers": 12}
     of_tower["always"] = both | {"head_bias": False} | of_tower["always"]
     of_tower["fields"] = sizes | of_tower["fields"]
     of_tower["defaults"] = usual | of_tower["defaults"]
@@ -95,7 +95,8 @@ TEXT = _family(
     configure=_of_text,
     model="CLIPTextModel",
     reads=("hidden_act", "eos_token_id", "projection_dim"),
-    defaults={"max_position_embeddings": 77, "eos_token_id": 49407, "bos_token_id": 49406},
+    defaults={"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 49408}
+    | {"max_position_embeddings": 77, "pad_token_id": 1, "bos_token_id": 49406, "eos_token_id": 49407},
     names={
         "embeddings.token_embedding.weight": "decoder.token_embedding.weight",
         **_names("decoder", final_layer_norm="final_norm"),
@@ -111,7 +112,8 @@ VISION = _family(
     configure=_of_images,
     model="CLIPVisionModel",
     reads=("image_size", "hidden_act", "projection_dim"),
-    defaults={"image_size": 224, "patch_size": 32, "num_channels": 3},
+    defaults={"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    | {"image_size": 224, "patch_size": 32, "num_channels": 3},
     names=_names("encoder", pre_layrnorm="embedding_norm", post_layernorm="final_norm"),
     packed=_packed,
     prefixes=("vision_model.",),

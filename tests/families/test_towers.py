@@ -1,0 +1,125 @@
+"""Each tower of a folder that has CLIP's two side by side computes what transformers' whole model computes of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.families.test_families import GONE, Case, Refusal, edited, in_double_precision, invoke, made, same, tokens_of
+from transformers import CLIPConfig
+
+from transparity.protocol import Backend
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import family_called, import_checkpoint, open_checkpoint
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.report.comparison import as_numbers, difference, share
+
+OF_BOTH = {"num_hidden_layers": 2, "num_attention_heads": 3, "layer_norm_eps": 1e-3}
+OF_TEXTS: dict[str, Any] = {"vocab_size": 41, "hidden_size": 12, "intermediate_size": 22, "max_position_embeddings": 19}
+OF_TEXTS |= {"bos_token_id": 39, "eos_token_id": 40, "hidden_act": "gelu", "projection_dim": 9}  # which is not used
+OF_IMAGES = {"hidden_size": 15, "intermediate_size": 20, "image_size": 6, "patch_size": 2}
+PAIR = Case(
+    "CLIPModel",
+    {"text_config": OF_BOTH | OF_TEXTS, "vision_config": OF_BOTH | OF_IMAGES, "projection_dim": 7},
+    {},
+)
+SECTIONS = {"text_config": "clip_text_model", "vision_config": "clip_vision_model"}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The pair of transformers."""
+    return made(PAIR)
+
+
+@pytest.fixture(scope="module")
+def pair(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder."""
+    folder: Path = tmp_path_factory.mktemp("clip")
+    model.save_pretrained(folder)
+    return folder
+
+
+def projected(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The features of transformers of texts or of images, which are projected."""
+    with torch.no_grad():
+        if "pixels" in inputs:
+            pixels = torch.from_numpy(inputs["pixels"]).to(next(model.parameters()).dtype)
+            return as_numbers(model.get_image_features(pixel_values=pixels).pooler_output)
+        return as_numbers(model.get_text_features(input_ids=torch.from_numpy(inputs["tokens"])).pooler_output)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_tower_computes_what_transformers_computes(section: str, pair: Path, model: Any) -> None:
+    tower = import_checkpoint(pair / section)
+    assert tower.model_type == SECTIONS[section] and tower.config.num_classes == 7
+    assert not any("not used" in remark or "not honoured" in remark for remark in tower.remarks)
+    inputs = tokens_of(tower.config, 11)
+    oracle = forward_oracle(tower.config, tower.parameters, inputs)
+    said = {"float32": projected(model, inputs)}
+    with in_double_precision(PAIR, model) as double:
+        said["float64"] = projected(double, inputs)
+    assert said["float64"].dtype == np.float64
+    for dtype, value in said.items():
+        assert share(difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)) <= 1
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_column_computes_the_same(section: str, pair: Path, backend: Backend) -> None:
+    tower = import_checkpoint(pair / section)
+    inputs = tokens_of(tower.config, 11)
+    oracle = forward_oracle(tower.config, tower.parameters, inputs)
+    for dtype in ("float32", "float64"):
+        forward = backend(tower.config, tower.parameters, dtype=dtype, mode=backend.modes[0])
+        error = difference(as_numbers(forward.logits(**inputs)), oracle.expected["logits"])
+        assert share(error, oracle.budget("logits", dtype)) <= 1
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_tower_is_the_same_after_it_is_exported(section: str, pair: Path, tmp_path: Path) -> None:
+    tower = import_checkpoint(pair / section)
+    assert same(tower, export_checkpoint(SECTIONS[section], tower.config, tower.parameters, tmp_path / "tower"))
+
+
+def test_a_section_without_sizes_has_those_of_transformers(pair: Path, tmp_path: Path) -> None:
+    """A file may leave out what a class of transformers has by default."""
+    CLIPConfig().save_pretrained(tmp_path / "whole")
+    edited(pair, tmp_path / "bare", {name: {} for name in SECTIONS} | {"projection_dim": GONE})
+    shutil.copy(pair / "model.safetensors", tmp_path / "whole")
+    for section in SECTIONS:
+        configs = [open_checkpoint(tmp_path / folder / section).config for folder in ("whole", "bare")]
+        assert configs[0] == configs[1]
+
+
+def test_the_older_name_of_a_section_overrules_it(pair: Path, tmp_path: Path) -> None:
+    older = edited(pair, tmp_path, {"text_config_dict": OF_BOTH | OF_TEXTS | {"hidden_act": "relu"}})
+    assert import_checkpoint(older / "text_config").config.activation == "relu"
+
+
+def test_a_pair_is_refused_with_the_names_of_its_towers(pair: Path, refused: Refusal) -> None:
+    expected = f"expected one of them: {pair / 'text_config'} or {pair / 'vision_config'}."
+    with refused(CheckpointError, f"{pair / 'config.json'} is of two towers side by side; {expected}"):
+        import_checkpoint(pair)
+    with refused(CheckpointError, "The family clip has two towers side by side; expected one of them: clip_text_model"):
+        family_called("clip")
+
+
+def test_a_folder_without_such_a_section_is_refused(pair: Path, tmp_path: Path, refused: Refusal) -> None:
+    alone = import_checkpoint(pair / "text_config")
+    export_checkpoint("clip_text_model", alone.config, alone.parameters, tmp_path / "tower")
+    for folder in (tmp_path / "tower", edited(pair, tmp_path / "null", {"text_config": None})):
+        with refused(CheckpointError, f"{folder / 'config.json'} has no text_config of one of the families clip"):
+            import_checkpoint(folder / "text_config")
+
+
+def test_the_command_imports_a_tower(pair: Path, tmp_path: Path) -> None:
+    result = invoke("import", pair / "vision_config", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "parameters.safetensors").is_file()

@@ -14,6 +14,7 @@ from tests.listening.common import is_same
 
 from meta.independent.measure import CONFIGS
 from meta.independent.model import Model
+from meta.power.family_port import FamilyFault, always, replaced
 from meta.power.family_port import build_port as build_family_port
 from meta.power.plain_port import PlainFault, build_port
 from meta.power.simulated import case_probes, of_logits
@@ -138,6 +139,17 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
     convolved = [tap for tap in own if tap.endswith("_convolved")]
     assert len(convolved) == 3 * padded.config.num_decoder_layers
     assert [tap for tap in convolved if not is_same(found[tap], own[tap])] == []
+
+
+def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
+    """Without its bias, a tap is the product itself, which the port makes of the transposed weight for one row."""
+    probes = case_probes("clip-vision")
+    unbiased = replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
+    build = build_family_port(FamilyFault(("bias-dropped",), "down", ".*", always, parameters=unbiased))
+    plan, _ = heard(built(of_logits(build), row := aligned_probe(probes["mixed"])), row)
+    taps, operations = run_listening(built(of_logits(build), probes["tiny"]), probes["tiny"])
+    found, _ = read(plan, probes["tiny"], operations, taps["logits"])
+    assert found.keys() == probes["tiny"].oracle.expected.keys()
 
 
 class FiveBugs(Model):

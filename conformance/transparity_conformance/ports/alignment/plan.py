@@ -164,15 +164,17 @@ def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """The operation to read each tap from: the one that has its axes in order, if the call has it, too.
+    """The operation to read each tap from: the one that has its axes in order, if the call has it, too; of a product
+    that is another one on one row than on several, what is made of it.
 
     Args:
         moved: the operations of the call that was aligned that another call has; None for all of them.
     """
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
-        ways = (each for each in (plan.in_order.get(tap), match) if each and (moved is None or each.index in moved))
-        if tap != "logits" and (found := next(ways, None)):
+        ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
+        found = next((each for each in ways if each and (moved is None or each.index in moved)), None)
+        if tap != "logits" and found:
             placed[tap] = found
     return placed
 

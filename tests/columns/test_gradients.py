@@ -53,7 +53,7 @@ def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
 
 
 # The reference differentiates by a forward pass for each parameter, so there are few.
-SMALL = {
+SMALL: dict[str, Any] = {
     "embed_dim": 4,
     "num_decoder_layers": 1,
     "target_vocab_size": 6,

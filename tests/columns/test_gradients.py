@@ -1,4 +1,4 @@
-"""Gradients at the edges: a model whose stacks have no layers, and one in training."""
+"""Gradients and training at the edges: stacks without layers, a model in training, recurrences over several chunks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import pytest
 from transparity.parameters import is_learned
 from transparity.presets import preset
 from transparity.protocol import Backend
-from transparity_conformance.oracle.differentiation.derivatives import targets_of
+from transparity.training import Training
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of
+from transparity_conformance.oracle.differentiation.training import training_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import difference, share
 
 
 @pytest.fixture(params=["pytorch", "flax"])
@@ -46,3 +50,53 @@ def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
     _, gradients = forward.loss_and_gradients(targets_of(config, inputs), training=True, **inputs)
     assert sorted(gradients) == sorted(filter(is_learned, parameters))
     np.testing.assert_array_equal(np.asarray(forward.logits(**inputs)), before)
+
+
+# The reference differentiates by a forward pass for each parameter, so there are few.
+SMALL: dict[str, Any] = {
+    "embed_dim": 4,
+    "num_decoder_layers": 1,
+    "target_vocab_size": 6,
+    "recurrent_heads": 2,
+    "recurrent_key_heads": 1,
+}
+SMALL |= {"recurrent_key_dim": 2, "recurrent_value_dim": 3, "convolution_width": 2}
+RECURRENT = {
+    "gated-delta": dataclasses.replace(CASES["qwen3-next"], feed_forward_dim=3, **SMALL),
+    "state-space": dataclasses.replace(CASES["mamba2"], **SMALL),
+}
+
+
+EACH = pytest.mark.parametrize(
+    ("differentiating", "mixer"),
+    [("pytorch", mixer) for mixer in RECURRENT]
+    + [pytest.param("flax", mixer, marks=pytest.mark.long) for mixer in RECURRENT],
+    indirect=["differentiating"],
+)
+
+
+@EACH
+def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiating: Backend) -> None:
+    """Over more positions than a chunk of 64 has, which the second begins with the state of the first."""
+    config = dataclasses.replace(RECURRENT[mixer], max_length=70)
+    parameters = probe_parameters(config, 6)
+    inputs = {name: value[1:3] for name, value in mixed_inputs(config, 0, 70).items()}
+    ours = Derivatives(config, parameters, inputs)
+    forward = differentiating(config, parameters, dtype="float64", mode="eager")
+    _, gradients = forward.loss_and_gradients(ours.targets, **dict[str, Any](ours.inputs))
+    actual = ours.along(gradients)
+    assert sorted(actual) == sorted(ours.expected)
+    for name, expected in ours.expected.items():
+        assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name
+
+
+@EACH
+def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiating: Backend) -> None:
+    config, training = RECURRENT[mixer], Training("adamw", learning_rate=0.05, eps=1e-5, weight_decay=0.1)
+    parameters, drawn = probe_parameters(config, 6), np.random.default_rng(3).integers(0, 6, (2, 3, 5))
+    seen = np.ones((3, 4), np.int64)
+    batches = [{"tokens": row[:, :-1], "attention_mask": seen, "targets": row[:, 1:]} for row in drawn]
+    oracle = training_oracle(config, parameters, batches, training)
+    losses, learned = differentiating(config, parameters, dtype="float32", mode="eager").train(batches, training)
+    for name, actual in {"losses": np.array(losses), **learned}.items():
+        assert share(difference(actual, oracle.expected[name]), oracle.budget(name, "float32")) <= 1, name

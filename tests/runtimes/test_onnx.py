@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import transformers
 from onnxruntime.quantization import quantize_dynamic
 from tests.runtimes.cached_models import export
 from tests.runtimes.conftest import Check
@@ -148,6 +149,41 @@ def test_a_missing_extra_is_named(hub: Hub, check: Check, tmp_path: Path, monkey
     assert last_line(checked.errors) == (
         f'{path} needs onnxruntime, which is not installed: python -m pip install "transparity[onnx]".'
     )
+
+
+def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | None = None) -> Path:
+    """The hidden states of a ViT of transformers, of any number of images or of two."""
+    model = transformers.ViTModel.from_pretrained(folder, attn_implementation="eager").eval().requires_grad_(False)
+    for norm in (each for each in model.modules() if isinstance(each, torch.nn.LayerNorm)):
+        norm.eps = norm.eps if eps is None else eps
+
+    class Pooled(torch.nn.Module):
+        def forward(self, pixel_values: torch.Tensor) -> Any:
+            return model(pixel_values=pixel_values).pooler_output
+
+    free = {"pixel_values": {0: "batch"}, "pooler_output": {0: "batch"}}
+    named = {"input_names": ["pixel_values"], "output_names": ["pooler_output"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        axes = None if fixed else free
+        pixels = (torch.zeros(2, 3, 6, 6),)
+        torch.onnx.export(Pooled(), pixels, str(path), **named, dynamic_axes=axes, dynamo=False)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize(("fixed", "eps"), [(False, None), (True, 1e-2)])
+def test_a_graph_of_images_is_checked(fixed: bool, eps: float | None, hub: Hub, check: Check, tmp_path: Path) -> None:
+    checked = check(image_graph(hub("vit"), tmp_path / "vit.onnx", fixed=fixed, eps=eps), "--checkpoint", hub("vit"))
+    assert (checked.exit_code, set(checked.causes)) == ((1, {"norm-eps"}) if eps else (0, set())), checked.errors
+    lines = " ".join(checked.report["not_compared"])
+    assert ("it fixes 2 rows" in lines) == fixed and "attention_mask" not in lines
+
+
+def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path: Path) -> None:
+    path = image_graph(hub("vit"), tmp_path / "vit.onnx")
+    checked = check(path, "--checkpoint", hub("llama"))
+    assert checked.exit_code == 2
+    assert f"{path} takes images, and the model of the checkpoint token ids; expected a graph of" in checked.errors
 
 
 def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:

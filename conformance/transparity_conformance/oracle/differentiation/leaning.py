@@ -71,7 +71,10 @@ class Leaning(NDArrayOperatorsMixin):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows of a matrix for indices (#batch, …): (batch, …, in); a column of a matrix as a row of its transpose."""
+        """Rows of a matrix for indices (#batch, …): (batch, …, in); a column of a matrix as a row of its transpose; a
+        vector with more axes behind it: (batch, heads, 1, 1)."""
+        if self.ndim == 1 and index == (slice(None), None, None):
+            return self._leant(self.value[index], self.vectors[0][:, *index])
         if isinstance(index, int) and self.ndim == 2 and self.is_transposed:
             left, right = self.vectors
             return Leaning(self.value[:, index], (left * right[:, index, None],), used=self.used)
@@ -90,6 +93,8 @@ class Leaning(NDArrayOperatorsMixin):
         if ufunc is np.exp and self.ndim == 1:
             power = np.exp(self.value)
             return Leaning(power, (self.vectors[0] * power,), used=self.used)
+        if ufunc is np.negative and self.ndim == 1:
+            return Leaning(-self.value, (-self.vectors[0],), used=self.used)
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
             raise TypeError(f"{ufunc.__name__} of a parameter that leans")
         (vector,), other = self.vectors, next(each for each in inputs if each is not self)
@@ -103,6 +108,8 @@ class Leaning(NDArrayOperatorsMixin):
             return np.result_type(*(each.dtype if isinstance(each, Leaning) else each for each in args))
         if function is np.zeros_like and args[0] is self and not named:
             return np.zeros(self.shape, self.dtype)
+        if function is np.broadcast_to and self.ndim == 1 and not named:
+            return self._leant(np.broadcast_to(self.value, args[1]), _over(self.vectors[0], len(args[1])))
         raise TypeError(f"{function.__name__} of a parameter that leans")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -56,6 +56,8 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
     """Mark padding by the mask that the artefact takes, or have none; positions that count tokens go by the token."""
+    if config.reads_pixels:
+        return config, parameters, ""
     if limits.has_mask:
         by_mask = (
             config if config.position_count == "visible" else dataclasses.replace(config, padding="attention-mask")

@@ -12,10 +12,11 @@ import onnxruntime
 from transparity.config import TransformerConfig
 from transparity.limits.files import file_size
 from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.inputs import NAMES, with_mask
 from transparity_conformance.ports.loading import LoadError
-from transparity_conformance.ports.runtimes.graph import OUTPUTS, Graph, graph_of
+from transparity_conformance.ports.runtimes.graph import IMAGES, OUTPUTS, Graph, graph_of
 from transparity_conformance.ports.runtimes.nodes import Nodes, weights_dtype
 from transparity_conformance.ports.runtimes.runtime import Limits, Listened
 from transparity_conformance.report.text import reason
@@ -47,23 +48,30 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """The forward pass, `forward(**inputs)`."""
+        """The forward pass, `forward(**inputs)`; raises `LoadError` for a model of other inputs."""
+        if config.reads_frames or config.reads_pixels != self.graph.reads_images:
+            kinds = {True: "images", False: "token ids"}
+            theirs = "frames of audio" if config.reads_frames else kinds[config.reads_pixels]
+            raise LoadError(
+                f"{self.graph.path} takes {kinds[self.graph.reads_images]}, and the model of the checkpoint {theirs}; "
+                "expected a graph of images or of token ids, made of that checkpoint."
+            )
         return OnnxForward(self, config)
 
     def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
         """The answer to a whole call, as many rows at a time as the graph takes."""
-        length, found = [value.shape[1] for value in inputs.values()][-1], []
+        length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
             padded = {name: _padded(value, self.limits.length) for name, value in part.items()}
             found.append(self.run(padded, self.empty(padded), answer)[0])
-        joined = np.concatenate(found)[: len(inputs["input_ids"])]
+        joined = np.concatenate(found)[: _rows(inputs)]
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The cache of no tokens: of its axes, the first that is not fixed is the batch."""
         made = {}
         for name in self.graph.past:
-            sizes, batch = self.graph.inputs[name].shape, [len(inputs["input_ids"])]
+            sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
             shape = [size if isinstance(size, int) else batch.pop() if batch else 0 for size in sizes]
             made[name] = np.zeros(shape, self._dtype(name))
         return made
@@ -83,6 +91,8 @@ class OnnxModel:
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graph takes, by its own names; what the caller does not give is as for plain text."""
+        if self.graph.reads_images:
+            return {IMAGES: np.ascontiguousarray(inputs[IMAGES], self._dtype(IMAGES))}
         tokens = inputs["input_ids"]
         mask = inputs.get("attention_mask", np.ones_like(tokens))
         before = mask.shape[1] - tokens.shape[1]
@@ -136,7 +146,7 @@ class OnnxForward(Listened):
         """The inputs by the names of exporters, tokens first."""
         every = with_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
-        return {NAMES[ours][0]: np.asarray(every[ours], np.int64) for ours in ordered}
+        return {NAMES[ours][0]: as_given(every[ours]) for ours in ordered}
 
 
 def load(path: Path) -> OnnxModel:
@@ -165,10 +175,14 @@ def session_of(model: str | bytes) -> Any:
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:
     """The inputs, `rows` at a time; the last part repeats its last row."""
-    batch = len(inputs["input_ids"])
+    batch = _rows(inputs)
     for start in range(0, batch, rows or batch):
         chosen = np.minimum(np.arange(start, start + (rows or batch)), batch - 1)
         yield {name: value[chosen] for name, value in inputs.items()}
+
+
+def _rows(inputs: Mapping[str, np.ndarray]) -> int:
+    return len(inputs[IMAGES] if IMAGES in inputs else inputs["input_ids"])
 
 
 def _padded(value: np.ndarray, length: int | None) -> np.ndarray:

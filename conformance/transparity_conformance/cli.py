@@ -339,15 +339,13 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.ports.artefacts.checking import checkpoint_of
-        from transparity_conformance.ports.checking import check_all, check_goes_together, checker, named_systems
+        from transparity_conformance.ports.checking import check_all, checker, named_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
         by_layer, checkpoint = by_layer or layers is not None, checkpoint_of(port, checkpoint, preset, config, family)
         together = (preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or [])
-        check_goes_together(*together)
-        # Before the port is imported, which takes seconds.
-        named = named_systems(preset or [], config, family or []) if checkpoint is None else []
+        named = named_systems(*together)  # before the port is imported, which takes seconds
         options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "located": _tell}
         options |= {"audit": audit, "adapter": adapter, "ranks": ranks, "lengths": length}
         run = checker(port, command, logits_only=not taps, sections=[*filter(sections.get, sections)], **options)

@@ -201,8 +201,16 @@ def check_goes_together(
         raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
 
 
-def named_systems(names: Sequence[str], config: Path | None, families: Sequence[str]) -> list[System]:
-    """The systems of families, or of presets and a configuration; raises for one that does not exist."""
+def named_systems(
+    names: Sequence[str], config: Path | None, checkpoint: Path | None, families: Sequence[str], *others: Any
+) -> list[System]:
+    """The systems of families, or of presets and a configuration; none with a checkpoint.
+
+    Raises for one that does not exist, and for options that exclude each other (`check_goes_together`).
+    """
+    check_goes_together(names, config, checkpoint, families, *others)
+    if checkpoint is not None:
+        return []
     return list(family_systems(families) if families else systems(names, config))
 
 

@@ -8,12 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-PORT = "transparity_pytorch.port:build"
+PORT = """
+from transparity_numpy.transformer import transformer
+def build(config, parameters):
+    return lambda **inputs: transformer(config, parameters, **inputs)
+"""
 
 
 def run(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     options = ("--preset", "notes-lm", "--logits-only", *arguments)
-    command = [sys.executable, "-m", "transparity_conformance", "check", PORT, *options]
+    (folder / "port.py").write_text(PORT)
+    command = [sys.executable, "-m", "transparity_conformance", "check", "port.py:build", *options]
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
     return subprocess.run(command, cwd=folder, env=environment | variables, capture_output=True, text=True, check=False)
 

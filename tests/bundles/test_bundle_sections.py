@@ -264,7 +264,7 @@ def with_a_wrong_number(tensors: Tensors) -> Tensors:
     return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("change", "where", "cause"),
     [

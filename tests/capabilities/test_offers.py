@@ -76,7 +76,7 @@ def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., A
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("preset", ["translation", "notes-lm"])
+@pytest.mark.parametrize("preset", ["notes-lm", "translation"])
 def test_our_own_loss_and_gradients_agree(preset: str) -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         forward = pytorch_build(config, parameters)
@@ -348,7 +348,7 @@ OF_ROTATIONS = (
 OF_STATES = tuple(how.says for how in CACHE_FAULTS if how.id == "cache-state")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "says"),
     [

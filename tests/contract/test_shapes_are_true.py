@@ -88,7 +88,7 @@ def run_checked(package: str, script: str, every: int = 1) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_every_shape_holds_in_every_preset(backend: str, every: int) -> None:
     run_checked(PACKAGES[backend], EVERY_FORWARD, every)

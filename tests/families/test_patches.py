@@ -75,6 +75,7 @@ def test_wrong_patches_are_named(wrong: Change, named: str) -> None:
     assert {cause.mistake for fault in report.faults for cause in fault.causes} == {named}
 
 
+@pytest.mark.long
 def test_a_class_token_without_its_position_is_named_by_the_output() -> None:
     def build(config: TransformerConfig, parameters: Any) -> Any:
         table = parameters["encoder.position_embedding.weight"]

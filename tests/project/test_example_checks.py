@@ -17,7 +17,7 @@ from transparity_conformance.ports.command import check_command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/checks"
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))[::-1]
 COMPILER = shutil.which("cc")
 
 WRONG = {
@@ -35,7 +35,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_says_that_only_rounding_differs(name: str) -> None:

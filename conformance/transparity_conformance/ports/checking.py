@@ -69,7 +69,7 @@ def checker(
         raise UsageError("check takes either a PORT or --command; give one of the two.")
     options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
     if command is not None:
-        _must_be_for_commands(audit, lengths)
+        _must_not_be_audited(audit)
         options |= {"timeout": checked_timeout(timeout), "sections": sections, "ranks": ranks}
         return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
     if sections:
@@ -80,12 +80,9 @@ def checker(
     return _of_port(port, checked_timeout(timeout), options, adapter, ranks, tuple(lengths or ()))
 
 
-def _must_be_for_commands(audit: bool | None, lengths: Sequence[int] | None) -> None:
-    """Raise `UsageError` for options that a program does not have."""
+def _must_not_be_audited(audit: bool | None) -> None:
     if audit:
         raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
-    if lengths:
-        raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
 
 
 def _of_port(
@@ -185,6 +182,8 @@ def check_goes_together(
             "--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; "
             "give --checkpoint FOLDER and a PORT that is load(folder)."
         )
+    if lengths and command is not None:
+        raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
     if lengths and checkpoint is None and config is None:
         raise UsageError(
             "--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or "

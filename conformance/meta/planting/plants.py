@@ -745,7 +745,7 @@ PLANTS = [
         "transformer",
         'known = known and "some"',
         "known = known",
-        ("forward.fast_logits",),
+        (FAMILIES,),
     ),
     Plant(
         "joined-key-for-value",

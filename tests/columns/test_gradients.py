@@ -92,12 +92,12 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
 
 @EACH
 def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiating: Backend) -> None:
-    """In float64; in float32 the scan of JAX is at 2.0 times the budget of one weight after two steps of AdamW."""
-    config, training = RECURRENT[mixer], Training("adamw", learning_rate=0.05, eps=1e-5, weight_decay=0.1)
+    """Adam's eps is as large as in a check: a gradient near it has its rounding multiplied by up to rate / eps."""
+    config, training = RECURRENT[mixer], Training("adamw", learning_rate=0.05, eps=1e-3, weight_decay=0.1)
     parameters, drawn = probe_parameters(config, 6), np.random.default_rng(3).integers(0, 6, (2, 3, 5))
     seen = np.ones((3, 4), np.int64)
     batches = [{"tokens": row[:, :-1], "attention_mask": seen, "targets": row[:, 1:]} for row in drawn]
     oracle = training_oracle(config, parameters, batches, training)
-    losses, learned = differentiating(config, parameters, dtype="float64", mode="eager").train(batches, training)
+    losses, learned = differentiating(config, parameters, dtype="float32", mode="eager").train(batches, training)
     for name, actual in {"losses": np.array(losses), **learned}.items():
-        assert share(difference(actual, oracle.expected[name]), oracle.budget(name, "float64")) <= 1, name
+        assert share(difference(actual, oracle.expected[name]), oracle.budget(name, "float32")) <= 1, name

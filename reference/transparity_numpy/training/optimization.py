@@ -52,9 +52,14 @@ def train(
                 continue
             first[name] = of_dtype(beta1) * first.get(name, zero) + of_dtype(1 - beta1) * gradient
             second[name] = of_dtype(beta2) * second.get(name, zero) + of_dtype(1 - beta2) * gradient * gradient
-            mean = first[name] / of_dtype(1 - beta1**step)
-            deviation = np.sqrt(second[name] / of_dtype(1 - beta2**step))
+            mean = first[name] / of_dtype(_weight_so_far(beta1, step))
+            deviation = np.sqrt(second[name] / of_dtype(_weight_so_far(beta2, step)))
             decay = training.weight_decay if training.optimizer == "adamw" else 0.0
             kept = parameters[name] * of_dtype(1 - rate * decay)
             parameters[name] = kept - of_dtype(rate) * mean / (deviation + of_dtype(training.eps))
     return losses, {name: value for name, value in parameters.items() if is_learned(name)}
+
+
+def _weight_so_far(beta: float, step: int) -> float:
+    """1 − betaᵗ: the weight of all gradients in a running average that began with 0 (Kingma and Ba 2015, §3)."""
+    return 1 - beta**step

@@ -1,9 +1,9 @@
 """The variants of right programs at which rounding is measured, by the index of the neighbouring point.
 
-| index | tables of positions | sums over the keys | recurrences |
-|---|---|---|---|
-| even | by the formulas in turn (`tables.FORMULAS`) | in sequence if they are many (`attention`) | in chunks |
-| odd | the same | as the reference takes them: pairwise, in blocks | step by step |
+| index | tables of positions | sums over the keys | recurrences | Adam's correction |
+|---|---|---|---|---|
+| even | by formulas in turn (`tables.FORMULAS`) | in sequence if they are many (`attention`) | in chunks | in float32 |
+| odd | the same | as the reference takes them: pairwise, in blocks | step by step | in Python's numbers |
 
 The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their
 roundings cancel, which those of equal weights do not.
@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 
 from transparity_conformance.oracle.rounding.attention import summed_in_sequence
+from transparity_conformance.oracle.rounding.optimization import corrected_in_float32
 from transparity_conformance.oracle.rounding.recurrence import in_chunks
 from transparity_conformance.oracle.rounding.tables import FORMULAS, built_in_float32
 
@@ -33,4 +34,5 @@ def variant(index: int) -> Iterator[None]:
         if index % 2 == 0:
             computing.enter_context(summed_in_sequence())
             computing.enter_context(in_chunks())
+            computing.enter_context(corrected_in_float32())
         yield

@@ -30,8 +30,8 @@ Run = Callable[..., Tensor]
 class Replayed:
     """A run on a GPU, recorded at the second call in a row with inputs of the same shapes, and replayed from then on.
 
-    A recording has its own memory for all that the run computes; where there is not enough of it, kernels are launched
-    one by one.
+    A recording has its own memory for all that the run computes, and serves one thread at a time; where there is not
+    enough memory, kernels are launched one by one.
     """
 
     def __init__(self, run: Run) -> None:

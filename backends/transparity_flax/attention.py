@@ -236,7 +236,7 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
 
 
 class CrossAttention(_Heads):
@@ -256,10 +256,10 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
+        return _attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
 
 
-def attend(
+def _attend(
     heads: _Heads,
     x: Float[Array, "batch queries embed_dim"],
     projected: tuple[Array, Array, Array],

@@ -219,6 +219,12 @@ class SelfAttention(_Heads):
     """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
     `x` included."""
 
+    def project(
+        self, x: Float[Tensor, "batch queries embed_dim"], rotary: RotaryTables | None, tap: Tap
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of every head."""
+        return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
+
     def forward(
         self,
         x: Float[Tensor, "batch queries embed_dim"],
@@ -226,12 +232,11 @@ class SelfAttention(_Heads):
         tap: Tap = identity,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch queries embed_dim"]:
-        query = project_query(self, x, tap, context.rotary)
+        query, key, value = self.project(x, context.rotary, tap)
         query = query if context.temperature is None else query * context.temperature
-        key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
 
 
 class CrossAttention(_Heads):
@@ -251,10 +256,10 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
+        return _attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
 
 
-def attend(
+def _attend(
     heads: _Heads,
     x: Float[Tensor, "batch queries embed_dim"],
     projected: tuple[Tensor, Tensor, Tensor],

@@ -216,7 +216,7 @@ def self_attention(
     key, value = project_key_value(config, parameters, x, tap, context.rotary)
     if cache is not None:
         key, value = update(cache, key, value, context.positions)
-    return attend(config, parameters, x, (query, key, value), context.mask, tap, context.bias)
+    return _attend(config, parameters, x, (query, key, value), context.mask, tap, context.bias)
 
 
 def cross_attention(
@@ -235,10 +235,10 @@ def cross_attention(
         assert context.memory is not None
         key, value = project_key_value(config, parameters, context.memory, tap)
     assert context.memory_mask is not None
-    return attend(config, parameters, x, (query, key, value), context.memory_mask, tap)
+    return _attend(config, parameters, x, (query, key, value), context.memory_mask, tap)
 
 
-def attend(
+def _attend(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     x: Inexact[Array, "batch queries embed_dim"],

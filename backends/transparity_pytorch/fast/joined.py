@@ -9,10 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
-from transparity_pytorch.attention import SelfAttention, attend, normalize_and_rotate, split_heads
-from transparity_pytorch.state.cache import Cache, update
-from transparity_pytorch.state.context import LayerContext
+from transparity.taps import Tap
+from transparity_pytorch.attention import SelfAttention, normalize_and_rotate, split_heads
+from transparity_pytorch.positions import RotaryTables
 
 
 def can_be_joined(config: TransformerConfig) -> bool:
@@ -51,13 +50,9 @@ class JoinedSelfAttention(SelfAttention):
         self._modules = {name: module for name, module in attention._modules.items() if module not in linears}
         self.joined = side_by_side(*linears)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch queries embed_dim"],
-        context: LayerContext,
-        tap: Tap = identity,
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "batch queries embed_dim"]:
+    def project(
+        self, x: Float[Tensor, "batch queries embed_dim"], rotary: RotaryTables | None, tap: Tap
+    ) -> tuple[Tensor, Tensor, Tensor]:
         counts = {
             "query": self.config.num_heads,
             "key": self.config.key_value_heads,
@@ -65,12 +60,8 @@ class JoinedSelfAttention(SelfAttention):
         }
         parts = zip(counts.items(), self.joined(x).split(self.widths, dim=-1), strict=True)
         query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in parts)
-        query = normalize_and_rotate(self, "query", query, context.rotary, tap)
-        query = query if context.temperature is None else query * context.temperature
-        key = normalize_and_rotate(self, "key", key, context.rotary, tap)
-        if cache is not None:
-            key, value = update(cache, key, value, context.positions)
-        return attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
+        query = normalize_and_rotate(self, "query", query, rotary, tap)
+        return query, normalize_and_rotate(self, "key", key, rotary, tap), value
 
 
 def joined(module: nn.Module) -> nn.Module:

@@ -16,15 +16,18 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.recurrent import recurrence
 
 
-def _recurs(config: Config) -> bool:
+def recurs(config: Config) -> bool:
+    """Whether some layers are recurrences."""
     return config.is_recurrent
 
 
-def _corrects(config: Config) -> bool:
+def corrects(config: Config) -> bool:
+    """Whether some layers have the gated delta rule."""
     return any(own.mixer == "gated-delta" for own in config.layer_kinds.values())
 
 
-def _selects(config: Config) -> bool:
+def selects(config: Config) -> bool:
+    """Whether some layers are state-space models."""
     return any(own.mixer == "state-space" for own in config.layer_kinds.values())
 
 
@@ -60,11 +63,11 @@ def _of_both() -> Iterator[FamilyFault]:
 
 def _of_delta() -> Iterator[FamilyFault]:
     """Lines of a gated delta network, as ports have had them: linear attention, Mamba-2's gate."""
-    yield _in_recurrence("unit-length", "none", "_normalized", unit_length=lambda x: x, acts=_corrects)
+    yield _in_recurrence("unit-length", "none", "_normalized", unit_length=lambda x: x, acts=corrects)
     rms = lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)  # noqa: E731
-    yield _in_recurrence("unit-length", "rms", "_normalized", unit_length=rms, acts=_corrects)
-    yield _in_recurrence("beta", "no sigmoid", "beta", sigmoid=lambda x: x, acts=_corrects)
-    yield _in_recurrence("beta", "from 0 to 2", "beta", sigmoid=lambda x: 2 / (1 + np.exp(-x)), acts=_corrects)
+    yield _in_recurrence("unit-length", "rms", "_normalized", unit_length=rms, acts=corrects)
+    yield _in_recurrence("beta", "no sigmoid", "beta", sigmoid=lambda x: x, acts=corrects)
+    yield _in_recurrence("beta", "from 0 to 2", "beta", sigmoid=lambda x: 2 / (1 + np.exp(-x)), acts=corrects)
     right = recurrence.gated_delta_rule
     rules: dict[str, tuple[str, Callable[..., Any]]] = {
         "no scale": ("read-out-scale", lambda q, *rest: right(q * np.sqrt(q.shape[-1]), *rest)),
@@ -72,7 +75,7 @@ def _of_delta() -> Iterator[FamilyFault]:
         "linear attention": ("delta-rule", _linear_attention),
     }
     for name, (identity, rule) in rules.items():
-        yield _in_recurrence(identity, name, "context", gated_delta_rule=rule, acts=_corrects)
+        yield _in_recurrence(identity, name, "context", gated_delta_rule=rule, acts=corrects)
     norms: dict[str, tuple[str, Callable[..., Any]]] = {
         "as in Mamba-2": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x * _swish(z), eps) * w),
         "1 + w": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x, eps) * (1 + w) * _swish(z)),
@@ -81,7 +84,7 @@ def _of_delta() -> Iterator[FamilyFault]:
         "logistic": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w / (1 + np.exp(-z))),
     }
     for name, (identity, norm) in norms.items():
-        yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_head(norm), acts=_corrects)
+        yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_head(norm), acts=corrects)
 
 
 def _of_state_space() -> Iterator[FamilyFault]:
@@ -99,14 +102,14 @@ def _of_state_space() -> Iterator[FamilyFault]:
         "read too early": ("state-space", _read_early),
     }
     for name, (identity, rule) in rules.items():
-        yield _in_recurrence(identity, name, "context", state_space_rule=rule, acts=_selects)
+        yield _in_recurrence(identity, name, "context", state_space_rule=rule, acts=selects)
     raw = lambda config, p, x: np.logaddexp(0, linear(p["decay"], x) + p["time_step_bias"])  # noqa: E731
-    limited = lambda config: _selects(config) and config.time_step_most is not None  # noqa: E731
+    limited = lambda config: selects(config) and config.time_step_most is not None  # noqa: E731
     yield _in_recurrence("time-step", "no clamp", STEP, time_step=raw, acts=limited)
     for name, change in (("without D", lambda d: 0 * d), ("D of ones", np.ones_like)):
-        yield FamilyFault(("skip",), name, r".*context", _selects, parameters=_skips(change))
+        yield FamilyFault(("skip",), name, r".*context", selects, parameters=_skips(change))
     unmasked = lambda x, context: x  # noqa: E731
-    masked = lambda config: _selects(config) and config.decoder_mask == "causal-and-padding"  # noqa: E731
+    masked = lambda config: selects(config) and config.decoder_mask == "causal-and-padding"  # noqa: E731
     convolve = _convolve_with(_swish, padding=unmasked)
     yield _in_recurrence("recurrent-padding", "seen behind", "_convolved", convolve=convolve, acts=masked)
     norms: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -117,9 +120,9 @@ def _of_state_space() -> Iterator[FamilyFault]:
         "eps 1e-6": ("gated-norm", lambda x, z, eps: _of_mean_square(x * _swish(z), 1e-6)),
     }
     for name, (identity, norm) in norms.items():
-        yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_group(norm), acts=_selects)
+        yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_group(norm), acts=selects)
     whole = _by_group(lambda x, z, eps: _of_mean_square(x * _swish(z), eps), groups=1)
-    yield _in_recurrence("gated-norm", "of all features", "gated_context", gated_norm=whole, acts=_selects)
+    yield _in_recurrence("gated-norm", "of all features", "gated_context", gated_norm=whole, acts=selects)
 
 
 STEP = "(time_step|log_decay)"
@@ -161,7 +164,7 @@ def _exchanging(config: Config, parameters: Any, name: str, *rest: Any) -> Any:
 
 
 def _in_recurrence(
-    identity: str, variant: str, place: str, acts: Acts = _recurs, **functions: Callable[..., Any]
+    identity: str, variant: str, place: str, acts: Acts = recurs, **functions: Callable[..., Any]
 ) -> FamilyFault:
     exchanged = {
         f"recurrent.recurrence.{name}": functools.partial(constantly, wrong) for name, wrong in functions.items()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meta.power.family_port import Config, FamilyFault, constantly
+from meta.power.recurrent_faults import corrects, recurs, selects
 from transparity_numpy.arithmetic.functional import linear, sigmoid
 
 Read = tuple[np.ndarray, np.ndarray]
@@ -16,7 +17,7 @@ Read = tuple[np.ndarray, np.ndarray]
 
 
 def styles() -> Iterator[FamilyFault]:
-    for places, acts in ((_of_both(), _recurs), (_of_delta(), _corrects), (_of_state_space(), _selects)):
+    for places, acts in ((_of_both(), recurs), (_of_delta(), corrects), (_of_state_space(), selects)):
         for name, (place, function) in places.items():
             exchanged = {f"recurrent.recurrence.{place}": partial(constantly, function)}
             yield FamilyFault((), name, ".*", acts, exchanged=exchanged)
@@ -57,18 +58,6 @@ def _of_state_space() -> Places:
         "a selection with its state transposed": ("state_space_rule", selected_transposed),
         "groups by a reciprocal root": ("gated_norm", groups_by_reciprocal),
     }
-
-
-def _recurs(config: Config) -> bool:
-    return config.is_recurrent
-
-
-def _corrects(config: Config) -> bool:
-    return any(own.mixer == "gated-delta" for own in config.layer_kinds.values())
-
-
-def _selects(config: Config) -> bool:
-    return any(own.mixer == "state-space" for own in config.layer_kinds.values())
 
 
 def in_chunks(size: int, q: Any, k: Any, v: Any, log_decay: Any, beta: Any, state: np.ndarray) -> Read:

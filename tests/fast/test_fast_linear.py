@@ -31,6 +31,7 @@ from transparity_pytorch.fast.fast_linear import (
     for_training,
     multiplied_by_one_row,
     multiplied_in_parts,
+    one_row_by_mkl,
 )
 from transparity_pytorch.port import build
 
@@ -126,6 +127,40 @@ def test_one_row_is_multiplied_as_several_are(
         product = product_of_one_row(row, linear.weight, linear.bias, activation)
         added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
         oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added, activation)
+    assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_mkl", "many_by_mkl", "expected"),
+    [
+        ("Intel Xeon", True, False, "whole"),
+        ("AMD EPYC", True, True, "parts"),
+        ("AMD EPYC", True, False, None),
+        ("Intel Xeon", False, False, None),
+    ],
+)
+def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
+    kind: str, has_mkl: bool, many_by_mkl: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": kind}, raising=False)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
+    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.MANY_BY_MKL", many_by_mkl)
+    assert one_row_by_mkl() == expected
+
+
+@pytest.mark.parametrize("by_mkl", ["whole", "parts", None])
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_whichever_library_multiplies_one_row_its_result_is_the_same(
+    activation: str, by_mkl: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.ONE_ROW_BY_MKL", by_mkl)
+    torch.manual_seed(0)
+    linear, row = nn.Linear(7, 5), torch.randn(1, 1, 7)
+    with torch.no_grad():
+        if not can_be_packed(row.dtype, "cpu"):
+            pytest.skip("oneDNN is not there")
+        product = PackedLinear(linear)(row, activation)
+    oracle = linear_oracle(row.numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy(), activation)
     assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 

@@ -1,15 +1,15 @@
 """Fast linear maps on CPUs: oneDNN with packed weights, for inference and training.
 
 PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. Without AVX-512, MKL is faster
-than oneDNN for many rows. A single row, as in decoding, takes as long as reading the weight: MKL reads a part of it in
-each thread, and code by PyTorch's compiler from several places at once.
+than oneDNN for many rows. A single row, as in decoding, takes as long as reading the weight; which library reads it
+fastest depends on the processor, and code by PyTorch's compiler reads it from several places at once.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -33,6 +33,24 @@ KEPT = 2**24
 MANY_BY_MKL = torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Without AVX-512, MKL is faster for more rows than this: by an eighth, in training by a quarter. For fewer rows,
 packed weights are faster on any processor."""
+
+
+def one_row_by_mkl() -> Literal["whole", "parts"] | None:
+    """How MKL multiplies one row, where it is faster than oneDNN; None where it is not.
+
+    An Intel: at once, in 0.9 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
+    product MKL leaves all to one thread. An AMD with AVX-512: not at all, tokens take 1.5 times as long as by oneDNN.
+    """
+    if not torch.backends.mkl.is_available():
+        return None
+    # PyTorch before 2.11 does not tell the processor's name.
+    told: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if "Intel" in told.get("cpu_name", ""):
+        return "whole"
+    return "parts" if MANY_BY_MKL else None
+
+
+ONE_ROW_BY_MKL = one_row_by_mkl()
 
 
 def can_be_packed(dtype: torch.dtype, device: str) -> bool:
@@ -163,16 +181,17 @@ class PackedLinear(_SameLinear):
     def forward(
         self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
     ) -> Float[Tensor, "*batch features_out"]:
-        if not prefers_onednn(x):
+        is_compiled, is_one_row = torch.compiler.is_compiling(), x.numel() == x.shape[-1]
+        by_mkl = ONE_ROW_BY_MKL if is_one_row and not is_compiled and x.dtype == torch.float32 else None
+        if by_mkl == "whole" or not prefers_onednn(x):
             plain = F.linear(x, self.weight, self.bias)
             return plain.relu_() if activation == "relu" else plain
-        is_compiled, is_one_row = torch.compiler.is_compiling(), x.numel() == x.shape[-1]
         if is_compiled and is_one_row:
             return multiplied_by_one_row(x, self.weight, self.bias, activation)
         if is_compiled:
             compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
             return compiled
-        if is_one_row and x.dtype == torch.float32 and torch.backends.mkl.is_available():
+        if by_mkl == "parts":
             return multiplied_in_parts(x, self.weight, self.bias, activation)
         return multiplied(x, self.packed, self.bias, activation)
 

@@ -54,8 +54,9 @@ def update(
     positions: Int[Tensor, "batch queries"],
 ) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys value_dim"]]:
     """Write keys and values at `positions`; return those of the whole cache."""
-    cache["key"][_rows(positions), :, positions] = key.transpose(1, 2)
-    cache["value"][_rows(positions), :, positions] = value.transpose(1, 2)
+    rows = _rows(positions)
+    cache["key"][rows, :, positions] = key.transpose(1, 2)
+    cache["value"][rows, :, positions] = value.transpose(1, 2)
     return cache["key"], cache["value"]
 
 

@@ -15,6 +15,7 @@ import torch
 from flax import nnx
 from torch import nn
 
+import transparity_pytorch.fast
 from transparity.parameters import initialize_parameters
 from transparity.presets import PRESETS
 from transparity.taps import Tap
@@ -24,6 +25,7 @@ from transparity_conformance.report.comparison import difference
 from transparity_flax.fast import fast_linear as flax_fast_linear
 from transparity_flax.port import build as build_flax
 from transparity_flax.state.parameters import dump
+from transparity_pytorch.fast import fast_linear
 from transparity_pytorch.fast.fast_linear import (
     LearningLinear,
     PackedLinear,
@@ -100,15 +102,14 @@ def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
 
 
 @pytest.mark.long
-def test_what_is_compiled_outlives_a_module_that_is_imported_anew() -> None:
+def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, mode="compile")
-    before = sys.modules.pop("transparity_pytorch.fast.fast_linear")
-    try:
-        importlib.import_module("transparity_pytorch.fast.fast_linear")
-        logits = np.asarray(forward.logits(**probe.inputs))
-    finally:
-        sys.modules["transparity_pytorch.fast.fast_linear"] = before
+    # An import changes both; afterwards they are as before.
+    monkeypatch.setattr(transparity_pytorch.fast, "fast_linear", fast_linear)
+    monkeypatch.delitem(sys.modules, fast_linear.__name__)
+    assert importlib.import_module(fast_linear.__name__) is not fast_linear
+    logits = np.asarray(forward.logits(**probe.inputs))
     budget = probe.oracle.budget("logits", "float32")
     np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
 
@@ -131,7 +132,7 @@ def test_one_row_is_multiplied_as_several_are(
 
 
 @pytest.mark.parametrize(
-    ("kind", "has_mkl", "many_by_mkl", "expected"),
+    ("processor", "has_mkl", "many_by_mkl", "expected"),
     [
         ("Intel Xeon", True, False, "whole"),
         ("AMD EPYC", True, True, "parts"),
@@ -140,9 +141,9 @@ def test_one_row_is_multiplied_as_several_are(
     ],
 )
 def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
-    kind: str, has_mkl: bool, many_by_mkl: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    processor: str, has_mkl: bool, many_by_mkl: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": kind}, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": processor}, raising=False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
     monkeypatch.setattr("transparity_pytorch.fast.fast_linear.MANY_BY_MKL", many_by_mkl)
     assert one_row_by_mkl() == expected

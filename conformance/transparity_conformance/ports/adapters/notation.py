@@ -30,6 +30,13 @@ SIZES = {
     "K": "key_value_heads",
     "H": "head_dim",
     "F": "feed_forward_dim",
+    "C": "image_channels",
+    "P": "patch_size",
+    "M": "mel_bins",
+    "R": "recurrent_heads",
+    "G": "recurrent_key_heads",
+    "S": "recurrent_key_dim",
+    "V": "recurrent_value_dim",
 }
 """The letters of sizes, and the fields of the configuration that they are."""
 
@@ -67,8 +74,9 @@ class Selection:
 
 
 def sizes_of(config: TransformerConfig) -> dict[str, int]:
-    """The letters of sizes, as they are in a configuration."""
-    return {letter: getattr(config, field) for letter, field in SIZES.items()}
+    """The letters of sizes, as they are in a configuration; one without images has no `P`."""
+    sizes = {letter: getattr(config, field) for letter, field in SIZES.items()}
+    return {letter: size for letter, size in sizes.items() if size is not None}
 
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:

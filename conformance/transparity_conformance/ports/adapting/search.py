@@ -120,9 +120,8 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
     """The configuration with every bias, for a port may have some that are 0."""
-    return dataclasses.replace(
-        config, norm_bias=True, qkv_bias=True, output_bias=True, feed_forward_bias=True, head_bias=True
-    )
+    names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
+    return dataclasses.replace(config, **dict.fromkeys(names, True))
 
 
 class _Seeker:

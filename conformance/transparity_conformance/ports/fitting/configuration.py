@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.taps import recording
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.padding import read_masks
@@ -231,15 +232,15 @@ def _pooling(found: Found, parts: Parts, calls: Sequence[Heard]) -> None:
     head = parts.head
     if not head.is_pooled:
         return
-    last = parts.last.embedding
     tokens = parts.heard.inputs.get("tokens")
-    size = 0 if tokens is None else found.fields["source_vocab_size" if parts.causal is False else "target_vocab_size"]
-    names = [name for name in found.parameters if not name.startswith(("pooler.", "head."))]
-    hidden = Found(
-        {**found.fields, "head": "hidden", "tied_head": False}, {each: found.parameters[each] for each in names}
-    )
-    states = [transformer(hidden.config(), hidden.parameters, **call.inputs) for call in calls]
-    has_mask = found.fields["padding"] == "attention-mask" or not last.reads_tokens
+    stack = next(iter(parts.stacks))
+    size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
+    states = []
+    for call in calls:
+        taps: Arrays = {}
+        transformer(found.config(), found.parameters, tap=recording(taps), **call.inputs)
+        states.append(taps[f"{stack}.output"])
+    has_mask = tokens is None or found.fields["padding"] == "attention-mask"
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
         config = Found({**found.fields, **fields}).config()
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))

@@ -25,7 +25,7 @@ from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import parts_of
 from transparity_conformance.ports.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.ports.fitting.structure import before, softmaxes
-from transparity_conformance.ports.fitting.subject import FitError, Heard, Loops, Subject
+from transparity_conformance.ports.fitting.subject import FitError, ForeignError, Heard, Loops, Subject
 from transparity_conformance.ports.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.ports.fitting.values.masks import is_causal
 from transparity_conformance.ports.fitting.values.scores import scores_of
@@ -83,6 +83,8 @@ def fitted(subject: Subject) -> Fit:
     """Find the configuration of a subject, which may compute heads or rows one at a time."""
     try:
         return _fitted(subject)
+    except ForeignError:
+        raise
     except FitError as error:
         for loops in get_args(Loops)[1:]:
             subject.loops = loops
@@ -108,6 +110,8 @@ def _likelier(attempt: Callable[..., Fit]) -> Fit:
     first: Fit | FitError
     try:
         first = attempt(keys_first=False)
+    except ForeignError:
+        raise
     except FitError as error:
         first = error
     if isinstance(first, Fit) and first.is_confirmed:

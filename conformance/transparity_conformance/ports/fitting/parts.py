@@ -21,6 +21,7 @@ from transparity_conformance.ports.fitting.structure import (
 )
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import Embedding, embedding
+from transparity_conformance.ports.fitting.values.experts import refuse_experts
 from transparity_conformance.ports.fitting.values.linears import Linear, linears
 from transparity_conformance.ports.fitting.values.norms import Norms
 from transparity_conformance.ports.fitting.values.numbers import is_same
@@ -81,8 +82,10 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]
     batch = len(inputs[tokens[0]])
-    maps = linears(heard.operations, values, batch)
+    front = {name for each in embeddings.values() for name in each.used}
+    maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
     weights = softmaxes(heard.operations, batch, lengths)
+    refuse_experts(maps, heard.operations)
     over_time = convolutions_in(heard.operations, values, batch, lengths[-1]) if causal else []
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=grouped(over_time, maps))
     head = _head(rest, heard.output, width)
@@ -92,7 +95,7 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = End(head.given(heard.output, width))
-    if head.is_pooled:
+    if head.is_pooled and len(end.value) == batch:
         lone = inputs["tokens"] if tokens == ("tokens",) else None
         end = End(end.value, tuple(choices(lone, batch, lengths[-1])))
     embedded = [embeddings[token].value for token in tokens]
@@ -198,13 +201,21 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
     )
 
 
+def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
+    """Return whether each row of the output is one of what a map makes, at all positions."""
+    if made.shape[1] != output.shape[1] or len(made) % len(output):
+        return False
+    own = zip(np.split(made, len(output)), output, strict=True)
+    return all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
+
+
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
     """The head of one vector a row: a pooled state, or classes, with or without a pooler."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:
             return Head("pooled", pooler=one, activation=activation)
-        if is_same(one.made, output):
+        if is_same(one.made, output) or _has_rows(one.made, output):
             before = rest[: rest.index(one)]
             activation = activation_between(before[-1], one.given) if before else None
             pooler = None if activation is None else before[-1]

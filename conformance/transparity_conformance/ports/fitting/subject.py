@@ -37,6 +37,10 @@ class FitError(PortError):
     """A port is nothing that can be fitted."""
 
 
+class ForeignError(FitError):
+    """A part is in a port that is known, and in no configuration that is found: no other way of reading helps."""
+
+
 class ModuleError(FitError):
     """A module raised an exception when it was called."""
 

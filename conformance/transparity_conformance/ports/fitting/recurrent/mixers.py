@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.fitting.recurrent.columns import Columns
 from transparity_conformance.ports.fitting.recurrent.convolutions import Convolution
-from transparity_conformance.ports.fitting.subject import FitError
+from transparity_conformance.ports.fitting.subject import ForeignError
 from transparity_conformance.ports.fitting.values.linears import Linear
 from transparity_conformance.ports.fitting.values.numbers import SAME, is_same
 from transparity_conformance.ports.listening.operation import Operation
@@ -142,25 +143,41 @@ class _Layer:
 
 
 def taken_apart(one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """The fields and parameters of a recurrence; raises `FitError` with the first part that is not found."""
-    columns = Columns(one.maps)
-    given = np.concatenate([each.given for each in one.convolutions], axis=2)
-    convolved = columns.matching(given.reshape(-1, given.shape[2]))
-    if convolved is None:
-        raise FitError("The convolutions of a recurrence read no features of the linear maps of its input.")
-    layer = _Layer(one, columns, convolved, operations[one.begins : one.output.at], values)
-    steps = list(_time_steps(layer))
+    """The fields and parameters of a recurrence; raises `ForeignError` with the first part that is not found."""
+    layers = [each for each in map(functools.partial(_layer, one, operations, values), _readings(one.maps)) if each]
+    if not layers:
+        raise ForeignError("The convolutions of a recurrence read no features of the linear maps of its input.")
+    steps = [(layer, *each) for layer in layers for each in _time_steps(layer)]
     if not steps:
-        raise FitError(f"{_NEITHER}no time step was found, softplus of a map's features and a bias of each head.")
-    every = list(itertools.chain(*(_rates(layer, *each) for each in steps)))
+        raise ForeignError(f"{_NEITHER}no time step was found, softplus of a map's features and a bias of each head.")
+    every = [(layer, rates) for layer, *each in steps for rates in _rates(layer, *each)]
     if not every:
-        raise FitError(f"{_NEITHER}no rates were found by which states decay, −exp of a vector times the time step.")
-    for rates in every:
+        raise ForeignError(
+            f"{_NEITHER}no rates were found by which states decay, −exp of a vector times the time step."
+        )
+    for layer, rates in every:
         for ruled in (_delta(layer, rates), _space(layer, rates)):
             norm = None if ruled is None else _gated_norm(layer, rates, ruled)
             if ruled is not None and norm is not None:
                 return _taken(layer, rates, ruled, norm)
-    raise FitError(f"{_NEITHER}no such rule, with a gated norm behind it, makes what its output map reads.")
+    raise ForeignError(f"{_NEITHER}no such rule, with a gated norm behind it, makes what its output map reads.")
+
+
+def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
+    """The maps as they are; and with one of them without its bias, which may be that of the time steps."""
+    yield Columns(maps)
+    for place, one in enumerate(maps):
+        if one.bias is not None:
+            plain = dataclasses.replace(one, made=one.made - one.bias, bias=None, bias_name=None)
+            yield Columns([*maps[:place], plain, *maps[place + 1 :]])
+
+
+def _layer(one: Recurrence, operations: Sequence[Operation], values: Arrays, columns: Columns) -> _Layer | None:
+    """What is known of a recurrence with these features of its maps; None if its convolutions read others."""
+    given = np.concatenate([each.given for each in one.convolutions], axis=2)
+    convolved = columns.matching(given.reshape(-1, given.shape[2]))
+    own = operations[one.begins : one.output.at]
+    return None if convolved is None else _Layer(one, columns, convolved, own, values)
 
 
 _NEITHER = "A layer with a convolution over time is neither a gated delta network (Qwen3-Next) nor Mamba-2: "

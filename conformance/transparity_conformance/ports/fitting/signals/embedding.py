@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.fitting.signals.kernels import TAPS, Kernel, convolutions, patch_kernels
-from transparity_conformance.ports.fitting.subject import FitError, Heard
+from transparity_conformance.ports.fitting.subject import ForeignError, Heard
 from transparity_conformance.ports.fitting.values.embedding import Embedding, positioned, sums_of
 from transparity_conformance.ports.fitting.values.numbers import is_same
 from transparity_conformance.ports.listening.operation import Operation
@@ -28,7 +28,7 @@ def image_embedding(heard: Heard, values: Arrays) -> Embedding:
             found = _with_class_token(kernel, bias, patches, heard.operations, values)
             if found is not None:
                 return found
-    raise FitError(
+    raise ForeignError(
         "No operation is a linear map of square patches of the image, of which the sum with positions (behind a class "
         "token, if there is one) is what the first layer reads."
     )
@@ -73,7 +73,7 @@ def frame_embedding(heard: Heard, values: Arrays) -> Embedding:
                     parameters |= _parameters("second", other, values[behind])
                     fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
                     return found.of_signal(parameters, fields, names)
-    raise FitError(
+    raise ForeignError(
         "The frames of audio go through no two convolutions over time of width 3, each with a bias and GELU behind it, "
         "the second of stride 2, to which positions are added; expected those of Whisper."
     )

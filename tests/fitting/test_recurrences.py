@@ -49,7 +49,7 @@ def test_gated_delta_networks_beside_attention_are_found() -> None:
 
 @pytest.mark.long
 def test_a_rule_without_its_correction_is_told_in_one_sentence() -> None:
-    with pytest.raises(FitError, match="neither a gated delta network .* nor Mamba-2: no such rule"):
+    with pytest.raises(FitError, match=r"neither a gated delta network .* nor Mamba-2: no such rule"):
         fit(small_recurrent.uncorrected)
 
 

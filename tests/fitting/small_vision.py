@@ -130,3 +130,18 @@ class Whisper(nn.Module):
 
 class ReluWhisper(Whisper):
     act = staticmethod(F.relu)
+
+
+class NormedViT(PlainViT):
+    """Patches are normalised in front of the positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_patch = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24))
+
+
+class TurnedViT(TimmViT):
+    """Columns are read in place of rows."""
+
+    def forward(self, x):
+        return super().forward(x.mT)

@@ -54,16 +54,15 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
     """The maps that act between the tap and the ones before it."""
     scope, _, last = tap.rpartition(".")
     if last == "embedding" and config.reads_pixels:
-        tables = ("class_embedding", "position_embedding")
-        parts = (_linear(f"{scope}.patch_projection"), *((f"{scope}.{each}.weight",) for each in tables))
-        return [Map(each, tap) for each in parts]
+        tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
+        return [Map(_linear(f"{scope}.patch_projection"), tap), *tables]
     if last.endswith("_convolution"):
         return [Map(_linear(tap), tap)]
     if ".recurrence." in tap:
         return [Map(each, tap) for each in _of_recurrence(scope, last)]
     if last == "embedding":
-        tables = ("token_embedding", "position_embedding", "token_type_embedding")
-        return [Map(tuple(f"{scope}.{each}.weight" for each in tables), tap)]
+        names = ("token_embedding", "position_embedding", "token_type_embedding")
+        return [Map(tuple(f"{scope}.{each}.weight" for each in names), tap)]
     if last.endswith("norm") and not last.startswith(("query", "key")):
         return [Map(_norm(tap), tap)]
     if last == "scores":
@@ -91,15 +90,16 @@ def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]
-    step = [_linear(f"{scope}.decay"), (f"{scope}.time_step_bias",)]
-    return {
+    step: list[tuple[str, ...]] = [_linear(f"{scope}.decay"), (f"{scope}.time_step_bias",)]
+    parts: dict[str, list[tuple[str, ...]]] = {
         "time_step": step,
         "log_decay": [*step, (f"{scope}.log_rate",)],
         "beta": [_linear(f"{scope}.beta")],
         "context": [(f"{scope}.skip",)],
         "gated_context": [_linear(f"{scope}.gate"), (f"{scope}.gated_norm.weight",)],
         "output": [_linear(f"{scope}.output")],
-    }.get(last, [])
+    }
+    return parts.get(last, [])
 
 
 def _linear(scope: str) -> tuple[str, ...]:

@@ -238,7 +238,8 @@ def _pooling(found: Found, parts: Parts, calls: Sequence[Heard]) -> None:
     states = []
     for call in calls:
         taps: Arrays = {}
-        transformer(found.config(), found.parameters, tap=recording(taps), **call.inputs)
+        given: dict[str, Any] = dict(call.inputs)
+        transformer(found.config(), found.parameters, tap=recording(taps), **given)
         states.append(taps[f"{stack}.output"])
     has_mask = tokens is None or found.fields["padding"] == "attention-mask"
     for fields in pooling_fields(tokens, size, has_mask=has_mask):

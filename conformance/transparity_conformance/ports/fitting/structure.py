@@ -116,7 +116,8 @@ def sublayers(
         recurrences: the convolutions of every recurrence, and the maps of its input.
     """
     found: list[Sublayer] = []
-    anchors = sorted([*weights, *recurrences], key=_end_of)
+    unsorted: list[Anchor] = [*weights, *recurrences]
+    anchors = sorted(unsorted, key=_end_of)
     ends = [_end_of(each) for each in anchors]
     cuts = [-1, *ends, float("inf")]
     between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]

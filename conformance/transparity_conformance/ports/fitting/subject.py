@@ -113,7 +113,7 @@ class Subject:
 
     def kept(self) -> dict[str, np.ndarray]:
         """What the model keeps besides its parameters, as tables of sinusoids."""
-        return call_stranger(self.model.buffers)  # type: ignore[no-any-return]
+        return call_stranger(self.model.buffers)
 
     def take_pixels(self) -> None:
         """Give the only input images from now on."""

@@ -52,8 +52,8 @@ class OnnxModel:
         theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
         if self.graph.reads != theirs:
             raise LoadError(
-                f"{self.graph.path} takes {self.graph.reads}, and the model of the checkpoint {theirs}; expected a graph "
-                "of the same, made of that checkpoint."
+                f"{self.graph.path} takes {self.graph.reads}, and the model of the checkpoint {theirs}; expected a "
+                "graph of the same, made of that checkpoint."
             )
         return OnnxForward(self, config)
 

@@ -147,10 +147,10 @@ def taken_apart(one: Recurrence, operations: Sequence[Operation], values: Arrays
     layers = [each for each in map(functools.partial(_layer, one, operations, values), _readings(one.maps)) if each]
     if not layers:
         raise ForeignError("The convolutions of a recurrence read no features of the linear maps of its input.")
-    steps = [(layer, *each) for layer in layers for each in _time_steps(layer)]
+    steps = [(layer, features, bias) for layer in layers for features, bias in _time_steps(layer)]
     if not steps:
         raise ForeignError(f"{_NEITHER}no time step was found, softplus of a map's features and a bias of each head.")
-    every = [(layer, rates) for layer, *each in steps for rates in _rates(layer, *each)]
+    every = [(layer, rates) for layer, own, bias in steps for rates in _rates(layer, own, bias)]
     if not every:
         raise ForeignError(
             f"{_NEITHER}no rates were found by which states decay, −exp of a vector times the time step."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,11 +51,15 @@ def _bounds(found: Found, every: list[Taken]) -> dict[str, Any]:
         ("time_step_most", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
     ):
         if is_beyond.any():
-            fields[name] = settle(bound, lambda tried, bound=bound: abs(tried / bound - 1), (), "float32")
+            fields[name] = settle(bound, functools.partial(_apart, bound), (), "float32")
         else:
             side = "short" if name == "time_step_least" else "long"
             found.untold[name] = f"no time step is so {side} that a bound shows"
     return fields
+
+
+def _apart(bound: float, tried: float) -> float:
+    return abs(tried / bound - 1)
 
 
 def _kinds(found: Found, parts: Parts, mixer: str) -> None:
@@ -83,7 +88,8 @@ def read_masks_of_recurrences(found: Found, subject: Subject, calls: Sequence[He
     ]
     for fields in (*options, {"padding": "token"}, *pads):
         tried = Found({**found.fields, **fields}, found.parameters)
-        made = (transformer(tried.config(), tried.parameters, **call.inputs) for call in calls)
+        given: list[dict[str, Any]] = [dict(call.inputs) for call in calls]
+        made = (transformer(tried.config(), tried.parameters, **each) for each in given)
         if all(is_same(each, call.output) for each, call in zip(made, calls, strict=True)):
             found.fields |= fields
             break

@@ -37,8 +37,8 @@ class Mamba(nn.Module):
             )
             read.append((state * q[:, i, :, None]).sum(-1))
         y = (torch.stack(read, 1) + self.d[:, None] * x).flatten(2)
-        y = y * F.silu(z)
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5) * self.gain
+        y = (y * F.silu(z)).unflatten(-1, (self.groups, -1))
+        y = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)).flatten(2) * self.gain
         return u + self.out_proj(y)
 
 

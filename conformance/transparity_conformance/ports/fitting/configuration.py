@@ -212,16 +212,15 @@ def _head(found: Found, subject: Subject, parts: Parts) -> None:
         found.put("pooler", head.pooler, bias=True)
     if head.linear is None:
         return
-    linear, multiplier = head.linear, head_multiplier(head.linear.made, parts.heard.output)
-    is_tied = linear.name == parts.last.embedding.table
-    found.fields |= {
-        "tied_head": is_tied,
-        "head_bias": linear.bias is not None,
-        "head_multiplier": multiplier * stream.head_multiplier,
-        "final_softcap": None if multiplier != 1 else final_softcap(linear.made, parts.heard.output),
-    }
+    linear = head.linear
+    is_tied = linear.name == parts.last.embedding.table and not head.is_pooled
+    found.fields |= {"tied_head": is_tied, "head_bias": linear.bias is not None}
     if head.kind == "classes":
         found.fields["num_classes"] = len(linear.weight)
+    else:
+        multiplier = head_multiplier(linear.made, parts.heard.output)
+        found.fields["head_multiplier"] = multiplier * stream.head_multiplier
+        found.fields["final_softcap"] = None if multiplier != 1 else final_softcap(linear.made, parts.heard.output)
     found.put("head", linear, bias=linear.bias is not None)
     if is_tied:
         del found.parameters["head.weight"]

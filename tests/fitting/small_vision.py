@@ -145,3 +145,11 @@ class TurnedViT(TimmViT):
 
     def forward(self, x):
         return super().forward(x.mT)
+
+
+class UnplacedViT(PlainViT):
+    """Without positions, and so of any number of patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.pos = 0

@@ -102,7 +102,7 @@ def test_the_last_token_that_is_no_padding_tells_the_token_of_padding() -> None:
     sizes = {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40, "num_labels": 5}
     model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes, pad_token_id=3))
     names = ("head", "pooling", "pad_id", "num_classes")
-    assert fields_of(lambda: lambda ids: model(ids), *names) == ("classes", "last", 3, 5)
+    assert fields_of(lambda: lambda ids: model(ids).logits, *names) == ("classes", "last", 3, 5)
 
 
 WHISPER = ("mel_bins", "num_frames", "max_length", "positions", "encoder_positions", "sinusoidal_timescales")
@@ -133,6 +133,12 @@ def test_convolutions_with_another_activation_are_told_in_one_sentence() -> None
         FitError, match="go through no two convolutions over time of width 3, each with a bias and GELU"
     ):
         fit(small_vision.ReluWhisper)
+
+
+def test_a_number_of_patches_that_nothing_tells_is_listed() -> None:
+    made = fit(small_vision.UnplacedViT)
+    assert made.is_confirmed
+    assert (made.config.positions, made.untold["max_length"]) == ("none", "any number of patches is taken")
 
 
 def test_what_reads_no_patches_is_told() -> None:

@@ -43,7 +43,7 @@ WORDS = {
 """The names of the drawn modules, so that they are not ours."""
 
 SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
-SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "class_token"}
+SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "class_token", "mixer"}
 SKIPPED |= {"relative_bias", "attention_sinks", "gate_limit", "up_offset"}
 SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
 SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
@@ -88,12 +88,14 @@ class Drawn(Model):
     def patches(self, pixels: Tensor) -> Tensor:
         """Patches by a convolution, behind the class token."""
         at, size = "encoder.patch_projection", self.c.patch_size
+        assert pixels.shape[-1] == self.c.image_size, "another size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
         token = [self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1)] if self.c.class_token else []
         return torch.cat([*token, x], 1)
 
     def audio(self, frames: Tensor) -> Tensor:
         """Frames by two convolutions."""
+        assert frames.shape[-1] == self.c.num_frames, "another length"
         x = frames
         for name, stride in (("first", 1), ("second", 2)):
             at = f"encoder.{name}_convolution"
@@ -254,6 +256,8 @@ def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfi
         "eos_id": None,
     }
     sizes |= _of_signals(template, dice) | _of_recurrences(dice)
+    if template.is_pooled and template.pooling == "eos":
+        sizes["eos_id"] = dice.randint(5, 29)
     if not template.feed_forward_dim:
         sizes["feed_forward_dim"] = 0
     if template.key_value_heads < template.num_heads:

@@ -186,6 +186,9 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
         found.fields["max_length"] = table.size // table.shape[-1] - last.offset
     else:
         found.untold["max_length"] = "no table has a row for each position"
+    for name in subject.loose:
+        field, what = ("max_length", "patches") if name == "pixels" else ("num_frames", "frames")
+        found.untold[field] = f"any number of {what} is taken"
     first = next(iter(stacks.values())).embedding
     if first.positions != last.positions and "none" not in (first.positions, last.positions):
         found.fields["encoder_positions"] = first.positions

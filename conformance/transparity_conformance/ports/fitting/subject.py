@@ -89,6 +89,8 @@ class Subject:
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
         """The positions that an image, or frames of audio, become, by the name of the input."""
+        self.loose: set[str] = set()
+        """The images or frames of audio of which the model takes any number of patches or frames."""
         self.renamed: dict[str, str] = {}
         """The input's name that the model was opened with, for one that turned out to be an image."""
         self.random = np.random.default_rng(seed)
@@ -134,6 +136,14 @@ class Subject:
         except PortError:
             pass
         self.model.narrow()
+
+    def takes(self, inputs: Arrays) -> bool:
+        """Return whether the model answers."""
+        try:
+            self.call(inputs)
+        except ModuleError:
+            return False
+        return True
 
     def call(self, inputs: Arrays) -> np.ndarray:
         """The output of the model."""

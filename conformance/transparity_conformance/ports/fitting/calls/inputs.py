@@ -61,7 +61,9 @@ def _with_frames(subject: Subject) -> tuple[dict[str, int], Arrays]:
         except ModuleError as raised:
             error = error or raised
             continue
-        return sizes, {"source": frames, **target}
+        if subject.takes({**target, "source": np.pad(frames, ((0, 0), (0, 0), (0, 2)))}):
+            subject.loose.add("source")
+        return sizes, {**target, "source": frames}
     assert error is not None
     raise error
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.fitting.subject import ModuleError, Subject
+from transparity_conformance.ports.fitting.subject import Subject
 
 
 def longest_taken(subject: Subject, inputs: Arrays) -> int:
@@ -28,10 +28,6 @@ def longest_taken(subject: Subject, inputs: Arrays) -> int:
 
 def _takes(subject: Subject, inputs: Arrays, length: int) -> bool:
     """Return whether the module answers inputs of this length."""
-    try:
-        whole = {name: inputs[name] for name in subject.positions}
-        rest = {name: value for name, value in inputs.items() if name not in whole}
-        subject.call(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})
-    except ModuleError:
-        return False
-    return True
+    whole = {name: inputs[name] for name in subject.positions}
+    rest = {name: value for name, value in inputs.items() if name not in whole}
+    return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

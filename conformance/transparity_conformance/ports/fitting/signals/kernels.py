@@ -14,8 +14,11 @@ from transparity_conformance.oracle.oracle import Arrays
 CHANNELS = (3, 1)
 """Channels of an image, where a matrix of whole patches does not tell them."""
 
-USUAL_SIDE = 4
+USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
 """Patches of a side, where no table of positions tells their number."""
+
+USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
+"""Frames, where no table of positions tells their number."""
 
 TAPS = 3
 """Frames that a convolution over time reads."""
@@ -68,7 +71,7 @@ def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
         patches = [each for row in rows for each in (row - 1, row) if each > 0 and math.isqrt(each) ** 2 == each]
-        for side in (*sorted({math.isqrt(each) for each in patches}, reverse=True), USUAL_SIDE):
+        for side in (*sorted({math.isqrt(each) for each in patches}, reverse=True), *USUAL_SIDES):
             found |= {(kernel.channels, side * kernel.patch, side * kernel.patch): None}
     yield from found
 
@@ -95,5 +98,5 @@ def frame_shapes(values: Arrays, tables: Mapping[str, tuple[int, ...]]) -> Itera
         if second.shape[:2] != (width, width):
             continue
         rows = {math.prod(shape[:-1]) for shape in tables.values() if shape[-1:] == (width,) and len(shape) > 1}
-        for positions in (*sorted(rows), 2 * USUAL_SIDE**2):
-            yield first.shape[1], 2 * positions
+        for frames in (*(2 * each for each in sorted(rows)), *USUAL_FRAMES):
+            yield first.shape[1], frames

@@ -152,4 +152,5 @@ class UnplacedViT(PlainViT):
 
     def __init__(self):
         super().__init__()
+        del self.pos
         self.pos = 0

@@ -32,6 +32,8 @@ def first_answer(subject: Subject) -> tuple[dict[str, int], Arrays]:
     try:
         return _of_tokens(subject)
     except FitError as error:
+        if not subject.values:
+            raise
         # what takes one input, or two, does not say that the first is an image, or audio
         other = _as_image if subject.inputs == ("tokens",) else _with_frames
         with contextlib.suppress(FitError):

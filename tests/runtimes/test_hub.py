@@ -55,9 +55,9 @@ def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(f
     assert judged(folder, folder).verdict == "agrees"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("family", ["whisper", "vit", "mamba2"])
-def test_a_folder_that_reads_no_text_or_attends_never_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("family", ["whisper", "vit"])
+def test_a_folder_that_reads_no_text_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
 

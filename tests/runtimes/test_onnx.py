@@ -189,42 +189,6 @@ def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path
     )
 
 
-def graph_of_frames(folder: Path, path: Path, *, eps: float | None = None) -> Path:
-    """The logits of a Whisper of transformers."""
-    kind = transformers.WhisperForConditionalGeneration
-    model = kind.from_pretrained(folder, attn_implementation="eager").eval().requires_grad_(False)
-    for norm in (each for each in model.modules() if isinstance(each, torch.nn.LayerNorm)):
-        norm.eps = norm.eps if eps is None else eps
-
-    class Logits(torch.nn.Module):
-        def forward(self, input_features: torch.Tensor, decoder_input_ids: torch.Tensor) -> Any:
-            return model(input_features=input_features, decoder_input_ids=decoder_input_ids, use_cache=False).logits
-
-    free = {"input_features": {0: "batch"}, "decoder_input_ids": {0: "batch", 1: "length"}}
-    names: dict[str, Any] = {"input_names": list(free), "output_names": ["logits"]}
-    given = (torch.zeros(2, model.config.num_mel_bins, 2 * model.config.max_source_positions), torch.ones(2, 4).long())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        axes = free | {"logits": {0: "batch", 1: "length"}}
-        torch.onnx.export(Logits(), given, str(path), **names, dynamic_axes=axes, dynamo=False)
-    return path
-
-
-@pytest.mark.parametrize("eps", [None, 1e-2])
-def test_a_graph_of_frames_is_checked(eps: float | None, hub: Hub, check: Check, tmp_path: Path) -> None:
-    graph = graph_of_frames(hub("whisper"), tmp_path / "whisper.onnx", eps=eps)
-    checked = check(graph, "--checkpoint", hub("whisper"))
-    assert (checked.exit_code, set(checked.causes)) == ((1, {"norm-eps"}) if eps else (0, set())), checked.errors
-    assert "attention_mask" not in " ".join(checked.report["not_compared"])
-
-
-def test_a_graph_of_frames_is_no_model_of_texts(hub: Hub, check: Check, tmp_path: Path) -> None:
-    path = graph_of_frames(hub("whisper"), tmp_path / "whisper.onnx")
-    checked = check(path, "--checkpoint", hub("bart"))
-    assert checked.exit_code == 2
-    assert f"{path} takes frames of audio, and the model of the checkpoint token ids" in checked.errors
-
-
 def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:
     one = onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1, 3, 8, 8])
     other = onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, [1, 3, 8, 8])

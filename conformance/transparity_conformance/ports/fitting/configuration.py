@@ -39,7 +39,7 @@ def configuration_of(subject: Subject, parts: Parts, calls: Sequence[Heard]) -> 
     read_attention(found, subject, parts)
     if any(stack.attentions() for stack in parts.stacks.values()):
         read_masks(found, subject, parts, calls)
-    read_recurrences(found, subject, parts)
+    read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
     if "mask_value" not in found.fields:
         read_masks_of_recurrences(found, subject, calls)
     _pooling(found, parts, calls)

@@ -10,7 +10,6 @@ import numpy as np
 
 from transparity.config import FULL, repeating
 from transparity_conformance.ports.fitting.found import Found
-from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
 from transparity_conformance.ports.fitting.values.numbers import is_same, settle
@@ -20,12 +19,20 @@ LINEAR = "linear_attention"
 """The kind of a layer with a recurrence, as Qwen3-Next calls it."""
 
 
-def read_recurrences(found: Found, subject: Subject, parts: Parts) -> None:
-    """Add the fields and parameters of recurrences, if there are any."""
-    named = parts.last.recurrences
+def read_recurrences(
+    found: Found, subject: Subject, heard: Heard, named: Sequence[tuple[str, Recurrence]], mixers: Sequence[object]
+) -> None:
+    """Add the fields and parameters of recurrences, if there are any.
+
+    Args:
+        found, subject: what is known, and the module.
+        heard: the call.
+        named: the recurrences by our names.
+        mixers: what each layer begins with: one of them, or attention.
+    """
     if not named:
         return
-    every = [(name, taken_apart(each, parts.heard.operations, subject.values)) for name, each in named]
+    every = [(name, taken_apart(each, heard.operations, subject.values)) for name, each in named]
     first = every[0][1].fields
     for name, taken in every[1:]:
         differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
@@ -38,7 +45,7 @@ def read_recurrences(found: Found, subject: Subject, parts: Parts) -> None:
         for role, linear in taken.linears.items():
             found.put(f"{name}.{role}", linear, bias=has_bias)
         found.used |= taken.used
-    _kinds(found, parts, first["mixer"])
+    _kinds(found, mixers, first["mixer"])
 
 
 def _bounds(found: Found, every: list[Taken]) -> dict[str, Any]:
@@ -62,9 +69,9 @@ def _apart(bound: float, tried: float) -> float:
     return abs(tried / bound - 1)
 
 
-def _kinds(found: Found, parts: Parts, mixer: str) -> None:
+def _kinds(found: Found, mixers: Sequence[object], mixer: str) -> None:
     """The kinds of layers with and without a recurrence."""
-    types = [LINEAR if isinstance(each, Recurrence) else FULL for each in parts.last.mixers]
+    types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
     if FULL not in types:
         return
     if "layer_types" in found.fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -14,7 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.runtimes.conftest import Check
 
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.artefacts.systems import artefact_system
 from transparity_conformance.ports.check import check as check_port
 from transparity_conformance.ports.runtimes.runtime import HUB, load_artefact
@@ -38,6 +42,22 @@ def judged(folder: Path, checkpoint: Path) -> Report:
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("family", ["bert", "gemma2", "gpt2", "opt", "qwen3", "roberta", "t5"])
 def test_a_folder_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
+    assert judged(hub(family), hub(family)).verdict == "agrees"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", ["vit", "clip_text_model", "clip_vision_model"])
+def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(family: str, tmp_path: Path) -> None:
+    own = {"vit": {"pooler": "none"}}.get(family, {"head_bias": False})
+    config = dataclasses.replace(example_config(family), head="classes", num_classes=5, **own)
+    folder = tmp_path / family
+    export_checkpoint(family, config, probe_parameters(config), folder)
+    assert judged(folder, folder).verdict == "agrees"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("family", ["whisper", "vit"])
+def test_a_folder_that_reads_no_text_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
 

@@ -183,7 +183,10 @@ def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path
     path = image_graph(hub("vit"), tmp_path / "vit.onnx")
     checked = check(path, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
-    assert f"{path} takes images, and the model of the checkpoint token ids; expected a graph of" in checked.errors
+    assert (
+        f"{path} takes images, and the model of the checkpoint token ids; expected a graph of the same"
+        in checked.errors
+    )
 
 
 def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meta.fitting.drawn import computes_the_same, drawn, module
+from meta.fitting.drawn import computes_the_same, drawn, module, template_of
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity_conformance.ports.fitting.fit import Fit, fit
-from transparity_conformance.ports.fitting.templates import NOT_RUN, differences, templates
+from transparity_conformance.ports.fitting.templates import NOT_RUN, differences
 
 NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
@@ -75,7 +75,7 @@ def _with(config: TransformerConfig, name: str, drawn_values: dict[str, object])
 def outcome(seed: int, *, single: bool = False) -> Outcome:
     """Draw a configuration, fit its module, which computes in float32 alone if `single`, and compare."""
     name, config = drawn(seed)
-    count = len(differences(config, templates()[name]))
+    count = len(differences(config, template_of(name)))
     began = time.process_time()
     model = module(config, seed)
     if single:

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from meta.fitting.drawn import MOST, drawn, module
+from meta.fitting.drawn import MOST, drawn, module, template_of
 from meta.fitting.measure import compared, outcome
 from transparity_conformance.ports.fitting.fit import fit
-from transparity_conformance.ports.fitting.templates import differences, templates
+from transparity_conformance.ports.fitting.templates import differences
 
 SAMPLE = (0, 2, 3, 4)
 """Seeds that take a second each."""
@@ -23,7 +23,7 @@ def test_a_drawn_configuration_is_found(seed: int) -> None:
 
 
 def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields() -> None:
-    counts = [len(differences(config, templates()[name])) for name, config in map(drawn, range(12))]
+    counts = [len(differences(config, template_of(name))) for name, config in map(drawn, range(12))]
     assert min(counts) >= 0 and max(counts) == MOST
 
 

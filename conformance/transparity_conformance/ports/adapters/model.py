@@ -13,6 +13,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
+from transparity.inputs import input_form
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.ports.adapters.adapter import Adapter
 from transparity_conformance.ports.adapters.modules import initialised, is_module, widened
@@ -153,7 +154,7 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
     if config is not None and kind_of(made) is not None:
         forward = called(made, config)
         # a layer of Keras makes its variables when it is called first
-        forward(**{name: np.zeros((1, 2), np.int64) for name in config.input_names})
+        forward(**_blank(config))
         return Model(forward, tensors_of(made))
     if not callable(made):
         return Model(made, {})
@@ -165,6 +166,15 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
     return dataclasses.replace(
         model, _buffers=buffers_of(module), module=module, memory=made if module is None else module
     )
+
+
+def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """One row of each input: two tokens, or an image or audio that is 0."""
+    forms = {name: input_form(config, name) for name in config.input_names}
+    return {
+        name: np.zeros((1, *(size or 2 for size in form.axes)), np.float32 if form.is_float else np.int64)
+        for name, form in forms.items()
+    }
 
 
 def _called(made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, Tensor]) -> Model:

@@ -33,6 +33,16 @@ SIZES = {
 }
 """The letters of sizes, and the fields of the configuration that they are."""
 
+OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
+OF_FRAMES = {"M": "mel_bins"}
+OF_RECURRENCES = {
+    "R": "recurrent_heads",
+    "G": "recurrent_key_heads",
+    "S": "recurrent_key_dim",
+    "V": "recurrent_value_dim",
+}
+"""The letters of sizes that some models have besides."""
+
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
@@ -66,9 +76,16 @@ class Selection:
         return flat if self.index is None else flat[self.index]
 
 
+def letters_of(config: TransformerConfig) -> dict[str, str]:
+    """The letters of sizes that a configuration has, and their fields."""
+    of_images = OF_IMAGES if config.reads_pixels else {}
+    of_frames = OF_FRAMES if config.reads_frames else {}
+    return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
+
+
 def sizes_of(config: TransformerConfig) -> dict[str, int]:
     """The letters of sizes, as they are in a configuration."""
-    return {letter: getattr(config, field) for letter, field in SIZES.items()}
+    return {letter: getattr(config, field) for letter, field in letters_of(config).items()}
 
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:

@@ -32,12 +32,18 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
 
 
 def buffers_of(model: Any) -> dict[str, Tensor]:
-    """The buffers of a module of PyTorch that are saved with it; none of anything else."""
+    """The buffers of a module of PyTorch that are saved with it, and what it has frozen beside what is learned (the
+    sinusoids of Whisper); none of anything else."""
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
     buffers = {name: value for name, value in model.named_buffers() if name in saved and not name.endswith(STATISTICS)}
-    return {name: _tensor(value) for name, value in buffers.items() if value.is_floating_point() and value.numel()}
+    learned = tensors_of(model)
+    frozen = {
+        name: value for name, value in model.named_parameters() if not value.requires_grad and name not in learned
+    }
+    every = frozen | buffers
+    return {name: _tensor(value) for name, value in every.items() if value.is_floating_point() and value.numel()}
 
 
 def held_by(function: Any) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.ports.adapters.adapter import ASKED, written
-from transparity_conformance.ports.adapters.notation import ABSENT, SIZES, AdapterError
+from transparity_conformance.ports.adapters.notation import ABSENT, AdapterError, letters_of
 from transparity_conformance.ports.adapting.adapt import Adapted, adapt_model
 from transparity_conformance.ports.adapting.names import contradicting
 from transparity_conformance.ports.loading import UsageError
@@ -43,7 +43,7 @@ def adapt_port(
     finally:
         build.process.stop()
     lines, code = summary(result)
-    text = written(result.adapter, remarks(port, name, lines))
+    text = written(result.adapter, remarks(port, name, lines, chosen))
     if out is not None:
         try:
             out.write_text(text, encoding="utf-8")
@@ -62,9 +62,9 @@ def _chosen(preset: str | None, config: Path | None, family: str | None) -> tupl
     return option, system.config
 
 
-def remarks(port: str, option: str, known: list[str]) -> list[str]:
+def remarks(port: str, option: str, known: list[str], config: TransformerConfig) -> list[str]:
     """The comment at the top of the file."""
-    letters = ", ".join(f"{letter} {field}" for letter, field in SIZES.items())
+    letters = ", ".join(f"{letter} {field}" for letter, field in letters_of(config).items())
     return [
         f"Where {safe(port)} keeps each parameter, by `transparity adapt {safe(port)} {safe(option)}`.",
         *known,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from transparity.config import TransformerConfig
@@ -12,6 +13,9 @@ from transparity_conformance.ports.adapters.numbered import LAYER, Lines, at_lay
 from transparity_conformance.ports.adapting.layouts import biases, rotations, weights
 from transparity_conformance.ports.adapting.places import Map, Place
 from transparity_conformance.ports.adapting.pool import Pool
+
+FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
+"""The steps that make a matrix of a kernel, or a vector, in front of a cut of its rows."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -102,5 +106,5 @@ def _module(text: str, pool: Pool) -> str:
 def _are_cut_alike(texts: Iterable[str], pool: Pool) -> bool:
     """Return whether a weight and a bias that are both fused are cut in the same way."""
     steps = (parted(text, pool.shapes)[1] for text in texts if text != ABSENT)
-    cuts = {each.removeprefix(".T").removeprefix(".view(-1)") for each in steps}
+    cuts = {FLAT.sub("", each.removeprefix(".T")) for each in steps}
     return len({cut for cut in cuts if "[" in cut}) <= 1

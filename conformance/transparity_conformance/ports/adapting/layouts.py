@@ -14,8 +14,28 @@ Rows = tuple[str, str]
 """The steps that take a parameter's rows from a matrix, and the number of the matrix's rows."""
 
 
+KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
+"""The numbers that kernels of convolutions, or maps of patches, have for each feature."""
+
+LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
+LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
+"""The steps from the kernels of flax to those of PyTorch."""
+
+CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
+"""The steps for a map of patches whose numbers are pixel by pixel."""
+
+DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
+SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
+"""The maps of a gated delta network, and of Mamba-2, that ports keep in one, in their order."""
+
+
 def columns_of(parameter: str, config: TransformerConfig) -> str:
     """The number of input features of a weight, in letters."""
+    role = parameter.split(".")[-2]
+    if ".recurrence." in parameter:
+        return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
+    if role in KERNELS:
+        return KERNELS[role]
     if config.projection == "shared-per-head" and parameter.endswith(("query.weight", "key.weight", "value.weight")):
         return "H"
     if parameter.endswith("relative_bias.weight"):
@@ -27,6 +47,9 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield the tensor as a matrix (rows, `columns`) in every way that its axes allow, and the number of rows."""
     into = size_of(columns, sizes)
+    if len(shape) == 1:
+        yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
+        return
     if len(shape) == 2:
         yield from [(name, shape[0])] * (shape[1] == into)
         yield from [(f"{name}.T", shape[1])] * (shape[0] == into)
@@ -62,6 +85,14 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     """The layouts of the rows of a linear map's weight or bias, the plainest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
+    if ".recurrence." in parameter:
+        return _recurrent(role)
+    if role == "gate" and ".self_attention." in parameter:
+        return [
+            ("", "N*H"),
+            *((f".view(N, 2, H, -1)[:, {half}]", "2*N*H") for half in (1, 0)),
+            ("[N*H:2*N*H]", "2*N*H"),
+        ]
     if role in ("query", "key", "value"):
         return _shared_heads(role) if is_shared else _heads(role, config)
     if role in ("gate", "up") and config.gated:
@@ -95,11 +126,38 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
         taken = {"query": ["0:N/K", "2:N/K+2", "1:N/K+1"], "key": ["N/K", "N/K+1", "0", "1"]}
         slots = taken.get(role, ["N/K+1", "N/K", "1", "0"])
         found += [(f".view(K, N/K+2, H, -1)[:, {slot}]", every) for slot in slots]
+    if role == "query" and config.attention_gate:
+        found += [*((f".view(N, 2, H, -1)[:, {half}]", "2*N*H") for half in (0, 1)), ("[0:N*H]", "2*N*H")]
     if role != "query":
         halves = [part - 1, 2 - part]
         found += [(_block(j, "K*H"), "2*K*H") for j in halves]
         found += [(f".view(K, 2, H, -1)[:, {j}]", "2*K*H") for j in halves]
         found += [(f".view(K, H, 2, -1)[:, :, {j}]", "2*K*H") for j in halves]
+    return found
+
+
+def _recurrent(role: str) -> list[Rows]:
+    """The layouts of a map or a kernel of a recurrence: by itself, or one behind the other with others, as a whole or
+    for each head of the keys."""
+    kind = role.removesuffix("_convolution")
+    whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
+    whole |= dict.fromkeys(("decay", "beta"), "R")
+    if kind not in whole:
+        return [("", "")]
+    orders = [order for order in (*DELTA, *SPACE) if kind in order]
+    if role != kind:
+        orders = [order for order in orders if set(order) == {"query", "key", "value"}]
+    found = [("", whole[kind])]
+    for order in dict.fromkeys(orders):
+        begin = "+".join(("0", *(whole[each] for each in order[: order.index(kind)]))).removeprefix("0+")
+        found.append((f"[{begin}:{begin}+{whole[kind]}]".replace("[0:0+", "[0:"), "+".join(whole[e] for e in order)))
+    share = dict.fromkeys(("query", "key"), "S") | dict.fromkeys(("value", "gate"), "R/G*V")
+    share |= dict.fromkeys(("decay", "beta"), "R/G")
+    for order in DELTA if role == kind else ():
+        if kind in order:
+            begin = "+".join(("0", *(share[each] for each in order[: order.index(kind)]))).removeprefix("0+")
+            steps = f".view(G, {'+'.join(share[e] for e in order)}, -1)[:, {begin}:{begin}+{share[kind]}]"
+            found.append((steps.replace(", 0:0+", ", 0:"), "+".join(whole[e] for e in order)))
     return found
 
 
@@ -117,6 +175,8 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
     """Yield every line that could be the weight of a linear map or an embedding."""
     sizes, columns = sizes_of(config), columns_of(parameter, config)
     into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
+    role = parameter.split(".")[-2]
+    into = ["", CHANNELS_LAST] if role == "patch_projection" else into
     ours = parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if total else ours
@@ -124,6 +184,13 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
             for base, count in matrices(name, shape, columns, sizes):
                 if count == rows:
                     yield from (f"{base}{steps}{moved}" for moved in into)
+    if role in LAST_AXIS_FIRST:
+        axes = 4 if role == "patch_projection" else 3
+        yield from (
+            f"{name}{LAST_AXIS_FIRST[role]}.view(-1, {columns})"
+            for name, shape in shapes.items()
+            if len(shape) == axes and shape[-1] == ours and math.prod(shape) == ours * size_of(columns, sizes)
+        )
 
 
 def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:

@@ -53,9 +53,16 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
     """The maps that act between the tap and the ones before it."""
     scope, _, last = tap.rpartition(".")
+    if last == "embedding" and config.reads_pixels:
+        tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
+        return [Map(_linear(f"{scope}.patch_projection"), tap), *tables]
+    if last.endswith("_convolution"):
+        return [Map(_linear(tap), tap)]
+    if ".recurrence." in tap:
+        return [Map(each, tap) for each in _of_recurrence(scope, last)]
     if last == "embedding":
-        tables = ("token_embedding", "position_embedding", "token_type_embedding")
-        return [Map(tuple(f"{scope}.{each}.weight" for each in tables), tap)]
+        names = ("token_embedding", "position_embedding", "token_type_embedding")
+        return [Map(tuple(f"{scope}.{each}.weight" for each in names), tap)]
     if last.endswith("norm") and not last.startswith(("query", "key")):
         return [Map(_norm(tap), tap)]
     if last == "scores":
@@ -63,6 +70,8 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
         gains = [Map((f"{scope}.{role}_norm.weight",), f"{scope}.{role}_norm") for role in ("query", "key")]
         stack = scope.partition(".")[0]
         return [*linears, *gains, Map((f"{stack}.relative_bias.weight",), tap)]
+    if last == "gated_context":
+        return [Map(_linear(f"{scope}.gate"), tap)]
     if last == "context":
         return [Map(_linear(f"{scope}.value"), f"{scope}.value")]
     if last == "hidden":
@@ -74,6 +83,23 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
     if last == "output" and scope in config.stacks:
         return [Map(_norm(f"{scope}.final_norm"), tap)]
     return [Map(_linear(name), tap) for name in ("pooler", "head")] if tap == "logits" else []
+
+
+def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
+    """The parameters that act in a recurrence between the tap `last` and the ones before it."""
+    if last.endswith("_convolved"):
+        role = last.removesuffix("_convolved")
+        return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]
+    step: list[tuple[str, ...]] = [_linear(f"{scope}.decay"), (f"{scope}.time_step_bias",)]
+    parts: dict[str, list[tuple[str, ...]]] = {
+        "time_step": step,
+        "log_decay": [*step, (f"{scope}.log_rate",)],
+        "beta": [_linear(f"{scope}.beta")],
+        "context": [(f"{scope}.skip",)],
+        "gated_context": [_linear(f"{scope}.gate"), (f"{scope}.gated_norm.weight",)],
+        "output": [_linear(f"{scope}.output")],
+    }
+    return parts.get(last, [])
 
 
 def _linear(scope: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -120,9 +121,9 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
     """The configuration with every bias, for a port may have some that are 0."""
-    return dataclasses.replace(
-        config, norm_bias=True, qkv_bias=True, output_bias=True, feed_forward_bias=True, head_bias=True
-    )
+    names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
+    fields: dict[str, Any] = dict.fromkeys(names, True)
+    return dataclasses.replace(config, **fields)
 
 
 class _Seeker:

@@ -56,7 +56,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
     """Mark padding by the mask that the artefact takes, or have none; positions that count tokens go by the token."""
-    if config.reads_pixels:
+    if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
         by_mask = (
@@ -83,16 +83,16 @@ def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
     length = limits.length
     if length is None:
         return config, parameters, ""
-    if config.has_encoder and not limits.has_mask:
+    if config.has_encoder and not limits.has_mask and not config.reads_frames:
         raise UsageError(
             f"The graph fixes {_count(length, 'token')} and takes no attention_mask, so no shorter sequence can be "
             "given to it; export it with its mask, or with a length that is free."
         )
     longest = min(length, config.max_length)
-    cut = {
-        name: value[: len(value) - config.max_length + longest] if name.endswith("position_embedding.weight") else value
-        for name, value in parameters.items()
-    }
+    audio = {"encoder.position_embedding.weight"} if config.reads_frames else set()
+    tables = {name for name in parameters if name.endswith("position_embedding.weight")} - audio
+    beyond = config.max_length - longest
+    cut = {name: value[: len(value) - beyond] if name in tables else value for name, value in parameters.items()}
     line = f"lengths above {length}: it fixes {_count(length, 'token')}; shorter sequences are padded on the right"
     return dataclasses.replace(config, max_length=longest), cut, line
 

@@ -23,8 +23,9 @@ from transparity_conformance.ports.fitting.calls.lengths import longest_taken
 from transparity_conformance.ports.fitting.configuration import configuration_of
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import parts_of
+from transparity_conformance.ports.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.ports.fitting.structure import before, softmaxes
-from transparity_conformance.ports.fitting.subject import FitError, Heard, Loops, Subject
+from transparity_conformance.ports.fitting.subject import FitError, ForeignError, Heard, Loops, Subject
 from transparity_conformance.ports.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.ports.fitting.values.masks import is_causal
 from transparity_conformance.ports.fitting.values.scores import scores_of
@@ -82,6 +83,8 @@ def fitted(subject: Subject) -> Fit:
     """Find the configuration of a subject, which may compute heads or rows one at a time."""
     try:
         return _fitted(subject)
+    except ForeignError:
+        raise
     except FitError as error:
         for loops in get_args(Loops)[1:]:
             subject.loops = loops
@@ -91,10 +94,10 @@ def fitted(subject: Subject) -> Fit:
 
 
 def _fitted(subject: Subject) -> Fit:
-    lengths, sizes, plain = first_answer(subject)
+    sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
-    causal = _causal(heard, lengths)
+    causal = _causal(subject, heard)
     calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
         calls.append(subject.hear(masked(plain)))
@@ -107,6 +110,8 @@ def _likelier(attempt: Callable[..., Fit]) -> Fit:
     first: Fit | FitError
     try:
         first = attempt(keys_first=False)
+    except ForeignError:
+        raise
     except FitError as error:
         first = error
     if isinstance(first, Fit) and first.is_confirmed:
@@ -133,17 +138,19 @@ def _unused(subject: Subject, found: Found) -> tuple[str, ...]:
     """The module's parameters that are nowhere in ours."""
     ours = list(found.parameters.values())
     is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
-    return tuple(name for name, used in is_used.items() if not used)
+    return tuple(name for name, used in is_used.items() if not used and name not in found.used)
 
 
-def _causal(heard: Heard, lengths: Sequence[int]) -> bool:
+def _causal(subject: Subject, heard: Heard) -> bool:
     """Return whether the last stack's attentions mask the future; token types, which only an encoder has, tell where
     every token sees itself alone."""
-    batch = len(next(iter(heard.inputs.values())))
+    batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
     found = softmaxes(heard.operations, batch, lengths)
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
-    if not own:
+    if not own and next(kernels_over_time(subject.values), None) is None:
         raise FitError("No operation is a softmax over the tokens; expected attention.")
+    if not own:
+        return True
     masked = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
     is_blind = all(is_causal(each.swapaxes(1, 2)) for each in masked)
     return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)

@@ -23,6 +23,8 @@ class Found:
     untold: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     """What the module does that no configuration does."""
+    used: set[str] = field(default_factory=set)
+    """The module's own names of parameters that are ours in another form."""
     relative_distances: list[int] = field(default_factory=list)
     """The largest distances of relative positions that all stacks allow."""
 

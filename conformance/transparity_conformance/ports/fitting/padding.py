@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity_conformance.ports.fitting.found import Found
 from transparity_conformance.ports.fitting.parts import Parts
-from transparity_conformance.ports.fitting.structure import before, softmaxes
+from transparity_conformance.ports.fitting.structure import Attention, before, softmaxes
 from transparity_conformance.ports.fitting.subject import Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import position_rows
 from transparity_conformance.ports.fitting.values.masks import (
@@ -46,9 +46,9 @@ def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Hea
 
 def _scores(parts: Parts, call: Heard) -> Iterator[tuple[str, Scores]]:
     """The scores of every attention of a call, by our names."""
-    named = [name for stack in parts.stacks.values() for name, each in stack.sublayers if "attention" in name]
-    lengths = [call.inputs[name].shape[1] for name in call.inputs if name in ("source", "target", "tokens")]
-    weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), lengths)
+    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
+    named = [name for name, each in every if isinstance(each, Attention)]
+    weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), list(call.lengths.values()))
     for name, softmax in zip(named, weights, strict=False):
         yield name, scores_of(softmax, call.operations, before(weights, softmax))
 
@@ -79,7 +79,7 @@ def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Sco
     """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
     window = found.fields.get("sliding_window")
     pads: dict[str, list[int]] = {}
-    for stack in parts.stacks:
+    for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
         names = [name for name in padded if name.startswith(stack) and "self" in name]
         token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
         causal = stack == "decoder"
@@ -112,9 +112,9 @@ def _read_mask_of_target(found: Found, parts: Parts) -> None:
 def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) -> None:
     """Whether positions count padding, by the rows of their table that a call with padding adds."""
     last = parts.last.embedding
-    if last.position_table is None:
-        return
     stack = next(iter(parts.stacks))
+    if last.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
+        return
     token = "source" if len(parts.stacks) == 2 else "tokens"
     tokens, table = call.inputs[token], subject.values[parts.stacks[stack].embedding.position_table or ""]
     looked_up = (

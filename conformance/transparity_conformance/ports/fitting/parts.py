@@ -7,13 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.ports.fitting.stream import Stream, Walk
-from transparity_conformance.ports.fitting.structure import Attention, FeedForward, Sublayer, softmaxes, sublayers
+from transparity_conformance.ports.fitting.recurrent.convolutions import convolutions_in, grouped
+from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.ports.fitting.signals.embedding import frame_embedding, image_embedding
+from transparity_conformance.ports.fitting.stream import End, Stream, Walk
+from transparity_conformance.ports.fitting.structure import (
+    Attention,
+    FeedForward,
+    Mixer,
+    Sublayer,
+    softmaxes,
+    sublayers,
+)
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import Embedding, embedding
+from transparity_conformance.ports.fitting.values.experts import refuse_experts
 from transparity_conformance.ports.fitting.values.linears import Linear, linears
 from transparity_conformance.ports.fitting.values.norms import Norms
 from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.fitting.values.pooling import Head, activation_between, choices
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +39,18 @@ class Stack:
 
     @property
     def layers(self) -> int:
-        return sum(isinstance(each, FeedForward) for _, each in self.sublayers)
+        return len({name.rpartition(".")[0] for name, _ in self.sublayers})
+
+    @property
+    def recurrences(self) -> list[tuple[str, Recurrence]]:
+        """The recurrences by our names."""
+        named = ((f"{name.rpartition('.')[0]}.recurrence", each) for name, each in self.sublayers)
+        return [(name, each) for name, each in named if isinstance(each, Recurrence)]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """What each layer begins with."""
+        return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
 
     def attentions(self, kind: str = "self_attention") -> list[Attention]:
         return [each for name, each in self.sublayers if name.endswith(kind) and isinstance(each, Attention)]
@@ -39,8 +62,7 @@ class Parts:
 
     heard: Heard
     stacks: dict[str, Stack]
-    head: Linear | None
-    head_kind: str
+    head: Head
     causal: bool
 
     @property
@@ -55,20 +77,27 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
         causal: whether a lone stack's attention sees no later token.
         keys_first: whether keys are made before queries.
     """
-    values, inputs, tokens = subject.values, heard.inputs, subject.tokens
+    values, inputs, tokens = subject.values, heard.inputs, subject.inputs
+    lengths = list(heard.lengths.values())
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]
     batch = len(inputs[tokens[0]])
-    maps = linears(heard.operations, values, batch)
-    weights = softmaxes(heard.operations, batch, [inputs[name].shape[1] for name in tokens])
-    found, rest = sublayers(maps, weights, width, keys_first=keys_first)
-    head, head_kind = _head(rest, heard.output)
+    front = {name for each in embeddings.values() for name in each.used}
+    maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
+    weights = softmaxes(heard.operations, batch, lengths)
+    refuse_experts(maps, heard.operations)
+    over_time = convolutions_in(heard.operations, values, batch, lengths[-1]) if causal else []
+    found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=grouped(over_time, maps))
+    head = _head(rest, heard.output, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
-    split = _split(found, [inputs[name].shape[1] for name in tokens])
+    split = _split(found, lengths)
     biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
-    end = heard.output.reshape(-1, width) if head is None else head.given
+    end = End(head.given(heard.output, width))
+    if head.is_pooled and len(end.value) == batch:
+        lone = inputs["tokens"] if tokens == ("tokens",) else None
+        end = End(end.value, tuple(choices(lone, batch, lengths[-1])))
     embedded = [embeddings[token].value for token in tokens]
     try:
         streams = _streams(embedded, named, end, heard, Norms(vectors))
@@ -78,13 +107,13 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
         name: Stack(name, embeddings[token], named[name], streams[name])
         for name, token in zip(names, tokens, strict=True)
     }
-    return Parts(heard, stacks, head, head_kind, causal)
+    return Parts(heard, stacks, head, causal)
 
 
 def _streams(
     embedded: Sequence[np.ndarray],
     named: dict[str, list[tuple[str, Sublayer]]],
-    end: np.ndarray,
+    end: End,
     heard: Heard,
     norms: Norms,
 ) -> dict[str, Stream]:
@@ -111,6 +140,10 @@ def _streams(
 
 
 def _embedding(subject: Subject, heard: Heard, name: str) -> Embedding:
+    if name == "pixels":
+        return image_embedding(heard, subject.values)
+    if name in subject.positions:
+        return frame_embedding(heard, subject.values)
     types = heard.inputs.get("token_types") if name != "target" else None
     return embedding(heard.operations, heard.inputs[name], types, subject.values)
 
@@ -131,35 +164,62 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
     """The sublayers by our names; raises `FitError` unless every layer has an attention and a feed-forward."""
     named: list[tuple[str, Sublayer]] = []
-    layer, kinds = 0, ["self_attention", "cross_attention", "feed_forward"]
-    position = 0
+    layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
+    has_none = not any(isinstance(each, FeedForward) for each in found)
     for each in found:
-        if isinstance(each, Attention):
+        if has_none and position:
+            layer, position = layer + 1, 0
+        kind = "feed_forward"
+        if isinstance(each, Recurrence):
+            kind = "self_attention"
+        elif isinstance(each, Attention):
             _, _, queries, keys = each.softmax.weights.shape
             kind = "self_attention" if queries == keys and position == 0 else "cross_attention"
-        else:
-            kind = "feed_forward"
         named.append((f"{stack}.layers.{layer}.{kind}", each))
         position = kinds.index(kind) + 1
         if kind == "feed_forward":
             layer, position = layer + 1, 0
-    if position or not found:
+    if (position and not has_none) or not found:
         raise FitError(f"Layer {layer} of the {stack} has no feed-forward of two or three linear maps behind it.")
     return named
 
 
-def _head(rest: Sequence[Linear], output: np.ndarray) -> tuple[Linear | None, str]:
-    """The map behind the last sublayer, and what the output is."""
-    if not rest:
-        return None, "hidden"
-    last = rest[-1]
-    if output.size == last.made.size and output.ndim == 2 and is_same(np.tanh(last.made), output):
-        return last, "pooled"
+def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+    """The maps behind the last sublayer, and what the output is."""
+    last = rest[-1] if rest else None
+    if output.ndim == 2:
+        return _pooled_head(rest, output, embed_dim)
+    if last is None:
+        return Head("hidden")
     if output.size == last.made.size:
-        return last, "logits"
+        return Head("logits", last)
     if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler, which the output is not made by
-        return None, "hidden"
+        return Head("hidden")
     raise FitError(
         f"The output has the shape {output.shape}, and the last linear map makes {last.made.shape}; expected logits, "
-        "hidden states or a pooled state."
+        "hidden states, classes or a pooled state."
     )
+
+
+def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
+    """Return whether each row of the output is one of what a map makes, at all positions."""
+    if made.shape[1] != output.shape[1] or len(made) % len(output):
+        return False
+    own = zip(np.split(made, len(output)), output, strict=True)
+    return all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
+
+
+def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+    """The head of one vector a row: a pooled state, or classes, with or without a pooler."""
+    for one in reversed(rest):
+        activation = activation_between(one, output)
+        if activation is not None:
+            return Head("pooled", pooler=one, activation=activation)
+        if is_same(one.made, output) or _has_rows(one.made, output):
+            before = rest[: rest.index(one)]
+            activation = activation_between(before[-1], one.given) if before else None
+            pooler = None if activation is None else before[-1]
+            return Head("classes", one, pooler, activation or "none")
+    if output.shape[1] == embed_dim:
+        return Head("pooled")
+    raise FitError(f"The output has the shape {output.shape}, and no linear map behind the last layer makes it.")

@@ -57,7 +57,7 @@ class Heads:
 def read_attention(found: Found, subject: Subject, parts: Parts) -> None:
     """Add the fields of heads, scale and positions inside attention."""
     normed = _normed(found, subject, parts)
-    for stack in parts.stacks.values():
+    for stack in [each for each in parts.stacks.values() if each.attentions()]:
         heads = _heads(subject, parts, stack, normed)
         read_scale(found, heads)
         _read_positions(found, subject, parts, stack, heads)

@@ -11,9 +11,11 @@ from functools import partial
 import numpy as np
 
 from transparity.config import Branches, NormPosition
-from transparity_conformance.ports.fitting.structure import Attention, Sublayer
+from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.ports.fitting.structure import Attention, FeedForward, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
 from transparity_conformance.ports.fitting.values.numbers import difference, digits, is_same, settle
+from transparity_conformance.ports.fitting.values.pooling import is_mean
 from transparity_conformance.ports.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -69,13 +71,15 @@ WAYS: tuple[tuple[NormPosition, Branches], ...] = (
 
 def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
     """The input of a sublayer (rows, width)."""
+    if isinstance(sublayer, Recurrence):
+        return sublayer.given.reshape(-1, width)
     linear = sublayer.query if isinstance(sublayer, Attention) else sublayer.ups[0]
     return linear.given.reshape(-1, width)
 
 
 def made_by(sublayer: Sublayer) -> tuple[int, np.ndarray]:
     """The output of a sublayer, with the index of its operation."""
-    linear = sublayer.output if isinstance(sublayer, Attention) else sublayer.down
+    linear = sublayer.down if isinstance(sublayer, FeedForward) else sublayer.output
     return linear.at, linear.made
 
 
@@ -85,14 +89,32 @@ def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class End:
+    """What reads the output of a stack: rows of states, all or one of each row of the batch."""
+
+    value: np.ndarray
+    choices: tuple[np.ndarray, ...] = ()
+    """Matrices that may pool the states; none: all are read."""
+
+    def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """What may be read of the states `x`, and whether each is one of them, and not a mean."""
+        if self.value.shape[1] != x.shape[1]:
+            return
+        if not self.choices and self.value.shape == x.shape:
+            yield x, True
+        for choice in self.choices:
+            yield choice @ x, not is_mean(choice)
+
+
 @dataclass
 class Walk:
     """One stack: its embedding, its sublayers by our names, and what reads its output."""
 
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
-    end: np.ndarray | None
-    """What reads the output: the head's input, or the first token alone for a pooler; None for an encoder's memory."""
+    end: End | None
+    """What reads the output: the head's input; None for an encoder's memory."""
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
     """The encoder's output, for a decoder with one."""
@@ -160,9 +182,9 @@ class Walk:
         """A sublayer that is a branch of its layer: the layer's input, the attention's input and the stream behind."""
         entered, attended, x = streams
         given = given_to(sublayer, self.width)
-        if isinstance(sublayer, Attention):
+        if not isinstance(sublayer, FeedForward):
             entered, attended = x, given
-        if made.branches == "parallel-one-norm" and not isinstance(sublayer, Attention):
+        if made.branches == "parallel-one-norm" and isinstance(sublayer, FeedForward):
             if not is_same(attended, given):
                 return None
         else:
@@ -204,38 +226,51 @@ class Walk:
             for norm, value in self._after(norms, x, 0, len(self.operations)):
                 yield self._normed(made, norm, value)
             return
-        step = len(x) // len(self.end) if self.end.shape[1] == self.width else 0
-        if not step:
+        plain = next(self._plain_ends(made, x), None)
+        if plain is not None:
+            yield plain
             return
-        for factor in (1.0, self.width**0.5):
-            if is_same(x[::step], self.end * factor):
-                yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
-                return
-        factor = _factor_between(x[::step], self.end)
-        if factor is not None:
-            yield dataclasses.replace(made, output=x, head_multiplier=factor)
-            return
-        yield from self._scaled_ends(made, norms, x, step)
-        # a norm makes numbers of size 1, and a scale behind it divides them by √embed_dim
-        tried = [(norms.between(x[::step], self.end * factor), factor) for factor in (1.0, self.width**0.5)]
+        yield from self._scaled_ends(made, norms, x)
+        for given, is_state in self.end.of(x):
+            if is_state:
+                yield from self._normed_ends(made, norms, given)
+
+    def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
+        """The ways in which a stack may end without a norm."""
+        assert self.end is not None
+        for given, _ in self.end.of(x):
+            for factor in (1.0, self.width**0.5):
+                if is_same(given, self.end.value * factor):
+                    yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
+            factor_between = _factor_between(given, self.end.value)
+            if factor_between is not None:
+                yield dataclasses.replace(made, output=x, head_multiplier=factor_between)
+
+    def _normed_ends(self, made: Stream, norms: Norms, given: np.ndarray) -> Iterator[Stream]:
+        """The way in which a stack may end with a norm, of whose result no operation is known: it makes numbers of size
+        1, and a scale behind it divides them by √embed_dim."""
+        assert self.end is not None
+        value = self.end.value
+        tried = [(norms.between(given, value * factor), factor) for factor in (1.0, self.width**0.5)]
         made_by = [(abs(np.log(norm.size())), norm, factor) for norm, factor in tried if norm is not None]
         if made_by:
             _, norm, factor = min(made_by, key=lambda each: each[0])
-            yield self._normed(made, norm, self.end, head_scaled=factor != 1)
+            yield self._normed(made, norm, value, head_scaled=factor != 1)
 
-    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray, step: int) -> Iterator[Stream]:
+    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
         """The way in which a stack may end with a norm whose result, of size 1, the head is given times a factor."""
         assert self.end is not None
         found: list[tuple[float, Norm, float]] = []
         for norm, value in self._after(norms, x, 0, len(self.operations)):
-            factor = _factor_between(value[::step], self.end)
+            factors = (_factor_between(given, self.end.value) for given, _ in self.end.of(value))
+            factor = next((each for each in factors if each is not None), None)
             if factor is not None:
                 found.append((abs(float(np.log(norm.size()))), norm, factor))
         if found:
             _, norm, factor = min(found, key=lambda each: each[0])
             rest = _factor_between(x, x * factor * self.width**0.5) or 0.0
             is_scaled = digits(rest) < digits(factor)
-            end = self._normed(made, norm, self.end, head_scaled=is_scaled)
+            end = self._normed(made, norm, self.end.value, head_scaled=is_scaled)
             yield dataclasses.replace(end, head_multiplier=rest if is_scaled else factor)
 
     @staticmethod

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity_conformance.ports.fitting.recurrent.columns import Columns
+from transparity_conformance.ports.fitting.recurrent.convolutions import Convolution
+from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
 from transparity_conformance.ports.fitting.subject import FitError
 from transparity_conformance.ports.fitting.values.linears import Linear
 from transparity_conformance.ports.fitting.values.numbers import SAME, is_same
 from transparity_conformance.ports.fitting.values.scores import Softmax
 from transparity_conformance.ports.listening.operation import Operation
+from transparity_numpy.arithmetic.functional import sigmoid
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,10 @@ class Attention:
     output: Linear
     begins: int
     """The index of the first operation that may belong to it."""
+    gate: Linear | None = None
+    """The map of which a sigmoid multiplies the context."""
+    packed: tuple[str, ...] = ()
+    """The module's names of the parameters that hold it beside the query and the key."""
 
     @property
     def heads(self) -> int:
@@ -55,7 +63,13 @@ class FeedForward:
     down: Linear
 
 
-Sublayer = Attention | FeedForward
+Mixer = Attention | Recurrence
+"""What a layer begins with."""
+
+Sublayer = Mixer | FeedForward
+
+Anchor = Softmax | tuple[list[Convolution], list[Linear]]
+"""That by which a mixer is found: the weights of attention; or the convolutions of a recurrence and its maps."""
 
 
 def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
@@ -85,7 +99,12 @@ def before(found: Sequence[Softmax], one: Softmax) -> int:
 
 
 def sublayers(
-    maps: Sequence[Linear], weights: Sequence[Softmax], width: int, *, keys_first: bool
+    maps: Sequence[Linear],
+    weights: Sequence[Softmax],
+    width: int,
+    *,
+    keys_first: bool,
+    recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
     """The sublayers in the order in which they run, and the maps behind the last.
 
@@ -94,19 +113,34 @@ def sublayers(
         weights: those of every attention, in order.
         width: the features of a token.
         keys_first: whether keys are made before queries where their shapes do not tell.
+        recurrences: the convolutions of every recurrence, and the maps of its input.
     """
     found: list[Sublayer] = []
-    cuts = [-1, *(each.at for each in weights), float("inf")]
-    between = [[one for one in maps if low < one.at < high] for low, high in itertools.pairwise(cuts)]
+    unsorted: list[Anchor] = [*weights, *recurrences]
+    anchors = sorted(unsorted, key=_end_of)
+    ends = [_end_of(each) for each in anchors]
+    cuts = [-1, *ends, float("inf")]
+    between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
     projections: list[Linear] = between[0]
-    for softmax, behind in zip(weights, between[1:], strict=True):
+    for anchor, behind in zip(anchors, between[1:], strict=True):
         if not behind or not projections:
             raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
-        found.append(_attention(softmax, projections, behind[0], begins, keys_first=keys_first))
-        feed, projections = _feed_forward(behind[1:], width, is_last=softmax is weights[-1])
+        if isinstance(anchor, Softmax):
+            found.append(_attention(anchor, projections, behind[0], begins, keys_first=keys_first))
+        else:
+            found.append(Recurrence(*anchor, behind[0], begins))
+        feed, projections = _feed_forward(behind[1:], width, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
+
+
+def _end_of(anchor: Anchor) -> int:
+    """The index of the operation behind which a mixer's output map is."""
+    if isinstance(anchor, Softmax):
+        return anchor.at
+    convolutions, maps = anchor
+    return max(*(each.at for each in convolutions), *(each.at for each in maps))
 
 
 _FORMS = "separate maps, or one for query, key and value in this order, are understood."
@@ -142,6 +176,20 @@ def _attention(
     heads = softmax.weights.shape[1]
     if output.weight.shape[1] % heads:
         raise FitError(f"An attention has {heads} heads and {output.weight.shape[1]} features of context; {_FORMS}")
+    try:
+        return _plain_attention(softmax, projections, output, begins, keys_first=keys_first)
+    except FitError:
+        gated = _gated(softmax, projections, output, begins, keys_first=keys_first)
+        if gated is None:
+            raise
+        return gated
+
+
+def _plain_attention(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention:
+    """An attention whose context is read as it is by the output."""
+    heads = softmax.weights.shape[1]
     separate = _separate(list(projections), output.weight.shape[1])
     for value in reversed(separate):
         query, key = (one for one in separate if one is not value)
@@ -151,6 +199,30 @@ def _attention(
         if value.made.shape[-1] % made.head_dim == 0 and is_same(_context(made), output.given):
             return made
     raise FitError(f"The context of an attention with {heads} heads is no sum of a projection's values; {_FORMS}")
+
+
+def _gated(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention | None:
+    """An attention whose context is multiplied by the sigmoid of a map of its input; None if it has no such gate."""
+    for value in reversed(projections):
+        rest = [one for one in projections if one is not value]
+        made = Attention(softmax, value, value, value, output, begins)
+        context = _context(made) if value.made.shape[-1] % made.head_dim == 0 else np.empty(0)
+        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) > 1:
+            continue
+        columns = Columns(rest)
+        chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))
+        if chosen is None:
+            continue
+        gate, left = columns.linear(chosen), columns.without(chosen)
+        wide = output.weight.shape[1]
+        keys = len(left) - wide
+        ends = (slice(keys, None), slice(0, keys)) if keys_first else (slice(0, wide), slice(wide, None))
+        query, key = (columns.linear(left[at]) for at in ends)
+        names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
+        return Attention(softmax, query, key, value, output, begins, gate, names)
+    return None
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:

@@ -31,6 +31,16 @@ SIZES = {
     "relative_buckets",
     "relative_max_distance",
     "num_token_types",
+    "patch_size",
+    "image_channels",
+    "mel_bins",
+    "num_frames",
+    "num_classes",
+    "recurrent_heads",
+    "recurrent_key_heads",
+    "recurrent_key_dim",
+    "recurrent_value_dim",
+    "convolution_width",
 }
 """Fields in which models of one family differ in size alone."""
 

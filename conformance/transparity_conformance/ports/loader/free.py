@@ -13,8 +13,8 @@ from transparity_conformance.capabilities.stranger import PortError, call_strang
 from transparity_conformance.ports.loader.inputs import NAMES, arrays, framework_of, is_instance
 from transparity_conformance.ports.loader.settings import completed, settings_of
 
-OUTPUTS = ("logits", "last_hidden_state")
-"""The attributes or keys of an answer, the first that it has counts."""
+OUTPUTS = ("logits", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
+"""The attributes or keys of an answer, the first that it has counts: those of the head that the model has."""
 
 
 def takes_of(model: Any) -> inspect.Signature | None:
@@ -34,6 +34,11 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     given = {*further.values(), *settings_of(takes), "self"}
     plain = [name for name, each in parameters.items() if name not in given and each.kind not in several]
     required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
+    if "pixels" in named and "input_ids" in parameters:
+        raise PortError(
+            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected one of them: give "
+            "each tower by itself, as `lambda: model.vision_model` and `lambda: model.text_model`."
+        )
     if "pixels" in named:
         return {"pixels": named["pixels"]}
     if "target" in named:
@@ -69,9 +74,10 @@ def answer_in(returned: Any) -> Any:
     """The logits, or hidden states, in what a model returned; raises `PortError` if there are none."""
     found = returned
     if isinstance(returned, Mapping):
-        found = next((returned[name] for name in OUTPUTS if name in returned), None)
+        found = next((returned[name] for name in OUTPUTS if returned.get(name) is not None), None)
     else:
-        found = next((getattr(returned, name) for name in OUTPUTS if hasattr(returned, name)), returned)
+        had = (getattr(returned, name, None) for name in OUTPUTS)
+        found = next((each for each in had if each is not None), returned)
     found = found[0] if isinstance(found, tuple | list) and found else found
     if not hasattr(found, "shape") or not hasattr(found, "dtype"):
         raise PortError(f"The model returned {shown(returned)}; expected an array of logits.")

@@ -11,7 +11,10 @@ from transparity.errors import shown
 from transparity_conformance.ports.loading import LoadError
 from transparity_conformance.report.text import listed
 
-TOKENS, IMAGES = ("input_ids", "decoder_input_ids"), "pixel_values"
+TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
+READS = {IMAGES: "images", FRAMES: "frames of audio"}
+"""What is in place of tokens, by the name of the input."""
+
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
 """The names that exporters give to inputs; a cache has `past…` going in and `present…` coming out."""
 
@@ -49,13 +52,13 @@ class Graph:
         return list(filter(None, found))
 
     @property
-    def reads_images(self) -> bool:
-        """Whether it takes images in place of tokens."""
-        return IMAGES in self.inputs
+    def reads(self) -> str:
+        """What the first stack reads."""
+        return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:
-        """The size of an axis of the tokens, or of the batch of images, if the graph fixes it."""
-        names = (*TOKENS, IMAGES) if axis == 0 else TOKENS
+        """The size of an axis of the tokens, or of the batch of images or audio, if the graph fixes it."""
+        names = (*TOKENS, *READS) if axis == 0 else TOKENS
         sizes = [self.inputs[name].shape[axis] for name in names if name in self.inputs]
         return next((size for size in sizes if isinstance(size, int)), None)
 
@@ -63,7 +66,8 @@ class Graph:
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
     """The signature, from what the runtime says of inputs and outputs; raises `LoadError` for one of no such model."""
     named = {each.name: each for each in inputs}
-    if list(named) == [IMAGES] and len(named[IMAGES].shape or ()) == 4:
+    axes = {name: len(each.shape or ()) for name, each in named.items()}
+    if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
         return Graph(path, named, {}, [each.name for each in outputs])
     known = {name for name in named if name in (*TOKENS, *OTHERS) or name.startswith(PAST)}
     unknown = [name for name in named if name not in known]
@@ -76,8 +80,8 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
     if unknown or "input_ids" not in named:
         raise LoadError(
             f"{path} takes {listed(list(map(shown, named)))}; expected token ids, by the name input_ids, and beside "
-            f"them no others than {', '.join((TOKENS[1], *OTHERS))} and {PAST}…, or {IMAGES} of four axes alone: "
-            "export it with these names."
+            f"them no others than {', '.join((TOKENS[1], *OTHERS))} and {PAST}…; or {IMAGES} of four axes alone; or "
+            f"{FRAMES} of three axes beside {TOKENS[1]}: export it with these names."
         )
     shapes = [len(named[name].shape or ()) for name in TOKENS if name in named]
     if set(shapes) != {2}:

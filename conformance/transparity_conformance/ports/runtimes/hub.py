@@ -33,7 +33,7 @@ class HubModel:
         """The forward pass of the model in `dtype`."""
         named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         try:
-            model = call_stranger(_model_class(config).from_pretrained, str(self.folder), **named)
+            model = call_stranger(_model_class(config, self.folder).from_pretrained, str(self.folder), **named)
         except PortCallError as error:
             raised = error.__cause__ or error
             raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None
@@ -48,13 +48,17 @@ def load(path: Path) -> HubModel:
     return HubModel(path)
 
 
-def _model_class(config: TransformerConfig) -> Any:
-    """The class of transformers for what the model answers with."""
+def _model_class(config: TransformerConfig, folder: Path) -> Any:
+    """The class of transformers for what the model answers with; classes, and projections of a pooled state, are those
+    of the class that config.json names, of texts or of images."""
     if config.head == "classes":
-        return transformers.AutoModelForSequenceClassification
+        named = read_fields(folder).get("architectures") or [None]
+        return getattr(transformers, str(named[0]), transformers.AutoModelForSequenceClassification)
     if config.head != "logits":
         return transformers.AutoModel
     if config.architecture == "encoder":
         return transformers.AutoModelForMaskedLM
+    if config.reads_frames:
+        return transformers.AutoModelForSpeechSeq2Seq
     causal = config.architecture == "decoder"
     return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSeq2SeqLM

@@ -16,7 +16,7 @@ from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.inputs import NAMES, with_mask
 from transparity_conformance.ports.loading import LoadError
-from transparity_conformance.ports.runtimes.graph import IMAGES, OUTPUTS, Graph, graph_of
+from transparity_conformance.ports.runtimes.graph import FRAMES, OUTPUTS, Graph, graph_of
 from transparity_conformance.ports.runtimes.nodes import Nodes, weights_dtype
 from transparity_conformance.ports.runtimes.runtime import Limits, Listened
 from transparity_conformance.report.text import reason
@@ -49,12 +49,11 @@ class OnnxModel:
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
         """The forward pass, `forward(**inputs)`; raises `LoadError` for a model of other inputs."""
-        if config.reads_frames or config.reads_pixels != self.graph.reads_images:
-            kinds = {True: "images", False: "token ids"}
-            theirs = "frames of audio" if config.reads_frames else kinds[config.reads_pixels]
+        theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
+        if self.graph.reads != theirs:
             raise LoadError(
-                f"{self.graph.path} takes {kinds[self.graph.reads_images]}, and the model of the checkpoint {theirs}; "
-                "expected a graph of images or of token ids, made of that checkpoint."
+                f"{self.graph.path} takes {self.graph.reads}, and the model of the checkpoint {theirs}; expected a "
+                "graph of the same, made of that checkpoint."
             )
         return OnnxForward(self, config)
 
@@ -91,8 +90,8 @@ class OnnxModel:
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graph takes, by its own names; what the caller does not give is as for plain text."""
-        if self.graph.reads_images:
-            return {IMAGES: np.ascontiguousarray(inputs[IMAGES], self._dtype(IMAGES))}
+        if self.graph.reads != "token ids":
+            return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
         mask = inputs.get("attention_mask", np.ones_like(tokens))
         before = mask.shape[1] - tokens.shape[1]
@@ -146,7 +145,9 @@ class OnnxForward(Listened):
         """The inputs by the names of exporters, tokens first."""
         every = with_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
-        return {NAMES[ours][0]: as_given(every[ours]) for ours in ordered}
+        names = {ours: names[0] for ours, names in NAMES.items()}
+        names |= {"source": FRAMES} if self.config.reads_frames else {}
+        return {names[ours]: as_given(every[ours]) for ours in ordered}
 
 
 def load(path: Path) -> OnnxModel:
@@ -182,9 +183,9 @@ def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[
 
 
 def _rows(inputs: Mapping[str, np.ndarray]) -> int:
-    return len(inputs[IMAGES] if IMAGES in inputs else inputs["input_ids"])
+    return len(next(iter(inputs.values())))
 
 
 def _padded(value: np.ndarray, length: int | None) -> np.ndarray:
-    """An input with zeros on the right, up to `length`."""
-    return value if length is None else np.pad(value, ((0, 0), (0, length - value.shape[1])))
+    """Tokens, or their mask, with zeros on the right, up to `length`."""
+    return value if length is None or value.ndim != 2 else np.pad(value, ((0, 0), (0, length - value.shape[1])))

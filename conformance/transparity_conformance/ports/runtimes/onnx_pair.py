@@ -13,6 +13,7 @@ from transparity.errors import shown
 from transparity_conformance.ports.listening.operation import Operation
 from transparity_conformance.ports.loader.inputs import with_mask
 from transparity_conformance.ports.loading import LoadError
+from transparity_conformance.ports.runtimes.graph import FRAMES
 from transparity_conformance.ports.runtimes.nodes import Nodes, weights_dtype
 from transparity_conformance.ports.runtimes.onnx import DTYPES, opened, session_of
 from transparity_conformance.ports.runtimes.runtime import DECODER, ENCODER, Limits, Listened
@@ -22,7 +23,7 @@ MEMORY = "encoder_hidden_states"
 """The input of the decoder that the encoder's first output is."""
 
 TAKEN = {
-    ENCODER: {"input_ids": "source", "attention_mask": "attention_mask"},
+    ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
 """The inputs of each graph by the names that exporters give, and what they are."""
@@ -47,6 +48,13 @@ class OnnxPair:
             raise LoadError(
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, and the checkpoint is a "
                 f"{config.architecture}; give that which they were made of."
+            )
+        reads_frames = any(each.name == FRAMES for each in self.sessions[ENCODER].get_inputs())
+        if reads_frames != config.reads_frames:
+            kinds = {True: "frames of audio", False: "token ids"}
+            raise LoadError(
+                f"{self.paths[ENCODER]} takes {kinds[reads_frames]}, and the model of the checkpoint "
+                f"{kinds[config.reads_frames]}; expected graphs of the same, made of that checkpoint."
             )
         return OnnxPairForward(self, config)
 
@@ -85,7 +93,7 @@ class OnnxPairForward(Listened):
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graphs take: tokens, the mask of the source, and what the encoder makes of them."""
         every = with_mask(inputs, self.config)
-        every.setdefault("attention_mask", np.ones_like(every["source"]))
+        every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
 
 
@@ -101,5 +109,5 @@ def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
             raise LoadError(
                 f"{path} takes {shown(each.name)}; expected {listed(list(taken))}: export it without a cache."
             )
-        if any(isinstance(size, int) for size in each.shape[:2]):
+        if any(isinstance(size, int) for size in each.shape[: 1 if each.name == FRAMES else 2]):
             raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with free sizes.")

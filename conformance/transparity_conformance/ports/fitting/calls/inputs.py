@@ -2,39 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Mapping
 
 import numpy as np
 
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.fitting.signals.calls import BATCH, frames_of, take_image
 from transparity_conformance.ports.fitting.subject import FitError, Heard, ModuleError, Subject
 from transparity_conformance.ports.fitting.values.embedding import table_of
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
 """Lengths of a source, or of a lone stack's tokens, and of a target, the first that the module takes."""
 
-BATCH = 3
+FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
+"""Names of a source that is audio."""
 
 FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
 
 
-def first_answer(subject: Subject) -> tuple[Sequence[int], dict[str, int], Arrays]:
-    """The lengths that the module takes, the sizes of the tables that its inputs look up, and plain tokens."""
+def first_answer(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    """The sizes of the tables that the module's inputs look up, and inputs that it takes: plain tokens, an image, or
+    frames of audio beside tokens."""
+    if "pixels" in subject.names:
+        return {}, {"pixels": take_image(subject)}
+    if subject.names.get("source") in FRAMES:
+        return _with_frames(subject)
+    try:
+        return _of_tokens(subject)
+    except FitError as error:
+        if not subject.values:
+            raise
+        # what takes one input, or two, does not say that the first is an image, or audio
+        other = _as_image if subject.inputs == ("tokens",) else _with_frames
+        with contextlib.suppress(FitError):
+            return other(subject)
+        subject.positions = {}
+        raise error
+
+
+def _as_image(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    names = subject.names
+    subject.take_pixels()
+    try:
+        return {}, {"pixels": take_image(subject)}
+    except FitError:
+        subject.names, subject.renamed = names, {}
+        raise
+
+
+def _with_frames(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    """Frames of audio, of the sizes that the module takes, and tokens."""
+    subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
+    error: FitError | None = None
+    for frames in frames_of(subject):
+        subject.positions = {"source": frames.shape[2] // 2}
+        try:
+            sizes, target = _of_tokens(subject, {"source": frames})
+        except ModuleError as raised:
+            error = error or raised
+            continue
+        if subject.takes({**target, "source": np.pad(frames, ((0, 0), (0, 0), (0, 2)))}):
+            subject.loose.add("source")
+        return sizes, {**target, "source": frames}
+    assert error is not None
+    raise error
+
+
+def _of_tokens(subject: Subject, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
+    """Tokens of the first lengths that the module takes, beside what is `given`."""
     error: FitError | None = None
     for each in LENGTHS:
-        lengths = dict(zip(subject.tokens, each, strict=False))
+        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, each, strict=False))
+        lengths = {name: length - (length in subject.positions.values()) for name, length in lengths.items()}
+        lengths = {name: lengths[name] for name in subject.tokens}
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
         try:
-            heard = subject.hear(with_further(subject, inputs, {}))
+            heard = subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
             sizes = _tables(subject, heard)
             plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
-            plain = with_further(subject, plain, sizes)
+            plain = with_further(subject, {**(given or {}), **plain}, sizes)
             subject.call(plain)
         except ModuleError as raised:
             error = error or raised
             continue
-        return tuple(lengths.values()), sizes, plain
+        return sizes, plain
     assert error is not None
     raise error
 
@@ -67,7 +120,7 @@ def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
 
 
 def with_further(subject: Subject, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    first = inputs[subject.tokens[0]]
+    first = inputs[subject.inputs[0]]
     further: Arrays = {}
     if "attention_mask" in subject.names:
         further["attention_mask"] = np.ones_like(first)
@@ -75,7 +128,7 @@ def with_further(subject: Subject, inputs: Arrays, sizes: Mapping[str, int]) -> 
         further["token_types"] = (np.arange(first.shape[1]) + np.arange(len(first))[:, None]) % sizes.get(
             "token_types", 1
         )
-    return {name: inputs[name] for name in subject.tokens} | further
+    return {name: inputs[name] for name in subject.inputs} | further
 
 
 def masked(inputs: Arrays) -> Arrays:
@@ -87,7 +140,9 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Rows in which every token that may be padding is behind one that is plain."""
+    """Rows in which every token that may be padding is behind one that is plain; an image has none, and is turned."""
+    if not sizes:
+        return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
     for name, size in sizes.items():
         if name == "token_types":
@@ -104,4 +159,6 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
                 row[1 : 1 + len(chunk)] = chunk[: length - 1]
                 rows[name].append(row)
     most = max(map(len, rows.values()))
-    return {name: np.stack([each[i % len(each)] for i in range(most)]) for name, each in rows.items()}
+    signals = {name: value for name, value in plain.items() if value.dtype.kind == "f"}
+    every = signals | rows
+    return {name: np.stack([every[name][i % len(every[name])] for i in range(most)]) for name in every}

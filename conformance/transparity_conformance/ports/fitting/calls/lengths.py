@@ -6,7 +6,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.fitting.subject import ModuleError, Subject
+from transparity_conformance.ports.fitting.subject import Subject
 
 
 def longest_taken(subject: Subject, inputs: Arrays) -> int:
@@ -16,7 +16,9 @@ def longest_taken(subject: Subject, inputs: Arrays) -> int:
         subject: the module.
         inputs: tokens that it answers.
     """
-    low = max(value.shape[1] for value in inputs.values())
+    if not subject.tokens:
+        return max(subject.positions.values())
+    low = max(inputs[name].shape[1] for name in subject.tokens)
     high = max(low, TransformerConfig.max_length)
     while low < high:
         tried = high if high == TransformerConfig.max_length else (low + high + 1) // 2
@@ -26,8 +28,6 @@ def longest_taken(subject: Subject, inputs: Arrays) -> int:
 
 def _takes(subject: Subject, inputs: Arrays, length: int) -> bool:
     """Return whether the module answers inputs of this length."""
-    try:
-        subject.call({name: np.resize(value, (len(value), length)) for name, value in inputs.items()})
-    except ModuleError:
-        return False
-    return True
+    whole = {name: inputs[name] for name in subject.positions}
+    rest = {name: value for name, value in inputs.items() if name not in whole}
+    return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

@@ -1,0 +1,102 @@
+"""The kernels of a module that may read patches of an image, or frames of audio, and the inputs that they fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.oracle.oracle import Arrays
+
+CHANNELS = (3, 1)
+"""Channels of an image, where a matrix of whole patches does not tell them."""
+
+USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
+"""Patches of a side, where no table of positions tells their number."""
+
+USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
+"""Frames, where no table of positions tells their number."""
+
+TAPS = 3
+"""Frames that a convolution over time reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A map of patches: (features, channels · patch · patch), the pixels of a patch channel by channel, row by row."""
+
+    name: str
+    matrix: np.ndarray
+    channels: int
+    patch: int
+
+    def cut(self, pixels: np.ndarray) -> np.ndarray:
+        """The patches of images (batch, patches, numbers)."""
+        batch, channels, height, width = pixels.shape
+        size = self.patch
+        parts = pixels.reshape(batch, channels, height // size, size, width // size, size)
+        return parts.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
+
+
+def patch_kernels(values: Arrays) -> Iterator[Kernel]:
+    """Every parameter that may be a map of patches: kernels of convolutions first, then matrices, whose numbers may be
+    those of a patch in any order of its axes."""
+    for name, value in values.items():
+        if value.ndim == 4:
+            for moved in (value, value.transpose(3, 2, 0, 1)):  # as of PyTorch and of flax
+                if moved.shape[2] == moved.shape[3]:
+                    yield Kernel(name, moved.reshape(len(moved), -1), moved.shape[1], moved.shape[2])
+    for (name, value), channels in itertools.product(values.items(), CHANNELS):
+        for matrix in (value, value.T) if value.ndim == 2 else ():
+            patch = math.isqrt(matrix.shape[1] // channels)
+            if patch > 1 and channels * patch * patch == matrix.shape[1]:
+                yield from _in_every_order(name, matrix, channels, patch)
+
+
+def _in_every_order(name: str, matrix: np.ndarray, channels: int, patch: int) -> Iterator[Kernel]:
+    """A matrix of patches whose numbers are in our order (channels, height, width), or in another."""
+    sizes = (channels, patch, patch)
+    for order in itertools.permutations(range(3)):
+        stored = matrix.reshape(len(matrix), *(sizes[axis] for axis in order))
+        moved = stored.transpose(0, *(1 + order.index(axis) for axis in range(3)))
+        yield Kernel(name, moved.reshape(len(matrix), -1), channels, patch)
+
+
+def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
+    """The shapes (channels, height, width) of images that a module may take, the likeliest first."""
+    found: dict[tuple[int, int, int], None] = {}
+    for kernel in patch_kernels(values):
+        rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
+        patches = [each for row in rows for each in (row - 1, row) if each > 0 and math.isqrt(each) ** 2 == each]
+        for side in (*sorted({math.isqrt(each) for each in patches}, reverse=True), *USUAL_SIDES):
+            found |= {(kernel.channels, side * kernel.patch, side * kernel.patch): None}
+    yield from found
+
+
+def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+    """Every kernel of a convolution over time, as (features out, features in, 3)."""
+    for name, value in values.items():
+        if value.ndim == 3 and value.shape[2] == TAPS:
+            yield name, value
+        elif value.ndim == 3 and value.shape[0] == TAPS:
+            yield name, value.transpose(2, 1, 0)  # as of flax
+
+
+def frame_shapes(values: Arrays, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """The shapes (mel bins, frames) of spectrograms that a module may take, the likeliest first.
+
+    Args:
+        values: its parameters.
+        tables: the shapes of these, and of what it keeps besides, by name.
+    """
+    kernels = list(convolutions(values))
+    for (_, first), (_, second) in itertools.permutations(kernels, 2):
+        width = len(first)
+        if second.shape[:2] != (width, width):
+            continue
+        rows = {math.prod(shape[:-1]) for shape in tables.values() if shape[-1:] == (width,) and len(shape) > 1}
+        for frames in (*(2 * each for each in sorted(rows)), *USUAL_FRAMES):
+            yield first.shape[1], frames

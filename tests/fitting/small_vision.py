@@ -1,0 +1,156 @@
+# mypy: ignore-errors
+"""Encoders of images, and a Whisper, as people write them: patches by a reshape, one map for all three projections."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, d, heads, hidden):
+        super().__init__()
+        self.heads = heads
+        self.n1, self.n2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d))
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.n1(x)).reshape(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
+        x = x + self.proj(y)
+        return x + self.mlp(self.n2(x))
+
+
+class PlainViT(nn.Module):
+    """In the manner of vit-pytorch and of the simple ViT: patches pixel by pixel, mean pooling, no class token."""
+
+    def __init__(self, side=4, patch=2, channels=3, d=24, heads=3, classes=5):
+        super().__init__()
+        self.patch = patch
+        self.to_patch = nn.Linear(channels * patch * patch, d)
+        self.pos = nn.Parameter(torch.randn(1, side * side, d))
+        self.blocks = nn.ModuleList(Block(d, heads, 40) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, classes)
+
+    def forward(self, img):
+        b, c, h, w = img.shape
+        p = self.patch
+        x = img.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 3, 5, 1).reshape(b, -1, p * p * c)
+        x = self.to_patch(x) + self.pos
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+class TimmViT(nn.Module):
+    """In the manner of timm: a convolution, a class token in front, its state to the classes."""
+
+    def __init__(self, size=6, patch=2, channels=1, d=24, heads=3, classes=4):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, d, patch, patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, d))
+        self.pos_embed = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, d))
+        self.blocks = nn.ModuleList(Block(d, heads, 40) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, classes)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+def sinusoids(length, channels):
+    scales = torch.exp(-torch.log(torch.tensor(10000.0)) / (channels // 2 - 1) * torch.arange(channels // 2))
+    angles = torch.arange(length)[:, None] * scales[None]
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+class Attention(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key = nn.Linear(d, d), nn.Linear(d, d, bias=False)
+        self.value, self.out = nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x, xa=None, causal=False):
+        y = x if xa is None else xa
+        q, k, v = (
+            f(s).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for f, s in zip((self.query, self.key, self.value), (x, y, y), strict=True)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Residual(nn.Module):
+    def __init__(self, d, heads, cross):
+        super().__init__()
+        self.attn, self.attn_ln = Attention(d, heads), nn.LayerNorm(d)
+        self.cross_attn = Attention(d, heads) if cross else None
+        self.cross_attn_ln = nn.LayerNorm(d) if cross else None
+        self.mlp, self.mlp_ln = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d)), nn.LayerNorm(d)
+
+    def forward(self, x, xa=None):
+        x = x + self.attn(self.attn_ln(x), causal=self.cross_attn is not None)
+        if self.cross_attn is not None:
+            x = x + self.cross_attn(self.cross_attn_ln(x), xa)
+        return x + self.mlp(self.mlp_ln(x))
+
+
+class Whisper(nn.Module):
+    """In the manner of OpenAI's code: sinusoids in a buffer, keys without a bias, the head tied."""
+
+    act = staticmethod(F.gelu)
+
+    def __init__(self, mels=5, positions=7, vocab=37, context=11, d=24, heads=3):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv1d(mels, d, 3, padding=1), nn.Conv1d(d, d, 3, stride=2, padding=1)
+        self.register_buffer("positional_embedding", sinusoids(positions, d))
+        self.blocks = nn.ModuleList(Residual(d, heads, cross=False) for _ in range(2))
+        self.ln_post = nn.LayerNorm(d)
+        self.token_embedding = nn.Embedding(vocab, d)
+        self.positions = nn.Parameter(torch.randn(context, d))
+        self.decoder_blocks = nn.ModuleList(Residual(d, heads, cross=True) for _ in range(2))
+        self.ln = nn.LayerNorm(d)
+
+    def forward(self, mel, tokens):
+        x = self.act(self.conv2(self.act(self.conv1(mel)))).permute(0, 2, 1)
+        assert x.shape[1:] == self.positional_embedding.shape, "incorrect audio shape"
+        x = x + self.positional_embedding
+        for block in self.blocks:
+            x = block(x)
+        xa, x = self.ln_post(x), self.token_embedding(tokens) + self.positions[: tokens.shape[-1]]
+        for block in self.decoder_blocks:
+            x = block(x, xa)
+        return self.ln(x) @ self.token_embedding.weight.T
+
+
+class ReluWhisper(Whisper):
+    act = staticmethod(F.relu)
+
+
+class NormedViT(PlainViT):
+    """Patches are normalised in front of the positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_patch = nn.Sequential(nn.Linear(12, 24), nn.LayerNorm(24))
+
+
+class TurnedViT(TimmViT):
+    """Columns are read in place of rows."""
+
+    def forward(self, x):
+        return super().forward(x.mT)
+
+
+class UnplacedViT(PlainViT):
+    """Without positions, and so of any number of patches."""
+
+    def __init__(self):
+        super().__init__()
+        del self.pos
+        self.pos = 0

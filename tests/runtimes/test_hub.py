@@ -56,8 +56,8 @@ def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(f
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", ["whisper", "vit"])
-def test_a_folder_that_reads_no_text_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
+@pytest.mark.parametrize("family", ["whisper", "vit", "mamba2", "qwen3_next"])
+def test_a_folder_of_images_frames_or_recurrences_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
 

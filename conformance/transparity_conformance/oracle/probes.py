@@ -207,6 +207,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens[7, 1:] = pad
         if name != "target":
             tokens[5] = pad
+        if length == 1 and config.is_recurrent:  # transformers takes a lone token for one that was generated
+            tokens[tokens == pad] = tokens[0, 0]
         if config.is_pooled and config.pooling in ("eos", "largest"):  # twice in some rows, in the middle of others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked

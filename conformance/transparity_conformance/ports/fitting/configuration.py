@@ -171,10 +171,17 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
             found.parameters[f"{name}.position_embedding.weight"] = table.reshape(-1, table.shape[-1])
     last = parts.last.embedding
     is_by_width = math.isclose(last.scale, last.value.shape[1] ** 0.5, rel_tol=1e-6)
-    longest = parts.heard.lengths[list(parts.heard.lengths)[-1]]
     found.fields |= {
         "embedding_scale": "embed_dim" if is_by_width else "none",
         "embedding_multiplier": 1.0 if is_by_width else last.scale,
+    }
+    _positions(found, subject, parts)
+
+
+def _positions(found: Found, subject: Subject, parts: Parts) -> None:
+    first, last = next(iter(parts.stacks.values())).embedding, parts.last.embedding
+    longest = parts.heard.lengths[list(parts.heard.lengths)[-1]]
+    found.fields |= {
         "positions": last.positions,
         "position_offset": last.offset,
         "max_length": max(longest, TransformerConfig.max_length),
@@ -189,7 +196,6 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
     for name in subject.loose:
         field, what = ("max_length", "patches") if name == "pixels" else ("num_frames", "frames")
         found.untold[field] = f"any number of {what} is taken"
-    first = next(iter(stacks.values())).embedding
     if first.positions != last.positions and "none" not in (first.positions, last.positions):
         found.fields["encoder_positions"] = first.positions
     for each in (first, last):

@@ -104,6 +104,12 @@ def odd(tokens, scale: float = 2.0):
     return f"{table['x'].sum():.3f}", [*map(f, [z])], (x.dtype, super, count)
 
 
+def convolved(tokens):
+    x = PARAMETERS["wte"][tokens]
+    at = (i for i in range(x.shape[1] - 1))
+    return np.stack([sum(x[:, i + j] * (j + 1) for j in range(2)) for i in at], *(axis for axis in (1,)))
+
+
 def fails(tokens):
     x = PARAMETERS["wte"][tokens]
     return x @ x
@@ -131,7 +137,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("name", ["Model", "lookups", "odd"])
+@pytest.mark.parametrize("name", ["Model", "lookups", "odd", "convolved"])
 def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: ModuleType, name: str) -> None:
     forward = port.Model().forward if name == "Model" else getattr(port, name)
     codes = port.Model.forward.__code__, port.lookups.__code__, port.odd.__code__
@@ -190,6 +196,14 @@ def test_writes_in_place_are_heard_as_they_leave_the_array(port: ModuleType) -> 
 
 def test_arrays_that_are_only_looked_up_are_no_operations(port: ModuleType) -> None:
     assert heard(port, port.lookups) == []
+
+
+def test_what_a_generator_yields_flows_into_what_is_made_of_it(port: ModuleType) -> None:
+    operations = heard(port, port.convolved)
+    (stacked,), sums = named(operations, "stack"), named(operations, "sum")
+    assert len(sums) == 4 and {operations.index(each) for each in sums} == set(stacked.inputs)
+    products = {operations.index(each) for each in named(operations, "multiply")}
+    assert products and products <= reached(operations, stacked)
 
 
 def test_outputs_in_place_and_writers_are_heard(port: ModuleType) -> None:

@@ -13,6 +13,9 @@ from typing import Any, Literal
 HEARD, OPERAND, WROTE = "__transparity_heard__", "__transparity_operand__", "__transparity_wrote__"
 """Functions, found among the builtins, that return their last argument; `wrote` is a statement after an assignment."""
 
+GENERATED = "__transparity_generated__"
+"""Function that returns a generator of the same items, which are an operand once they are used."""
+
 SLICE = "__transparity_slice__"
 """Python's own `slice`, whatever the port calls by that name."""
 
@@ -191,8 +194,8 @@ class _Reporting(ast.NodeTransformer):
 
 
 def _operand(node: Any) -> tuple[Any, int]:
-    number = next(_numbers)
-    return _call(OPERAND, [ast.Constant(number), node], node), number
+    number, hook = next(_numbers), GENERATED if isinstance(node, ast.GeneratorExp) else OPERAND
+    return _call(hook, [ast.Constant(number), node], node), number
 
 
 def _heard(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:

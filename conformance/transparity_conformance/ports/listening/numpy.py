@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.ports.listening.expressions import (
+    GENERATED,
     HEARD,
     OPERAND,
     SITES,
@@ -59,7 +60,8 @@ _active: list[_Listener] = []
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
     """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
-    for name, hook in ((HEARD, _heard), (OPERAND, _operand), (WROTE, _wrote), (SLICE, slice)):
+    hooks = {HEARD: _heard, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
+    for name, hook in hooks.items():
         setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
@@ -84,6 +86,21 @@ def _operand(number: int, value: Any) -> Any:
     if _active:
         _active[-1].operands[id(sys._getframe(1)), number] = value
     return value
+
+
+def _generated(number: int, generator: Iterator[Any]) -> Iterator[Any]:
+    if not _active:
+        return generator
+    items: list[Any] = []
+    _active[-1].operands[id(sys._getframe(1)), number] = items
+    return _noted(generator, items)
+
+
+def _noted(generator: Iterator[Any], items: list[Any]) -> Iterator[Any]:
+    """The items of a generator, each of which is noted when it is used."""
+    for item in generator:
+        items.append(item)
+        yield item
 
 
 def _heard(number: int, value: Any) -> Any:

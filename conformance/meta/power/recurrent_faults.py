@@ -80,6 +80,7 @@ def _of_delta() -> Iterator[FamilyFault]:
         "as in Mamba-2": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x * _swish(z), eps) * w),
         "1 + w": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x, eps) * (1 + w) * _swish(z)),
         "not normalised": ("gated-norm", lambda x, w, eps, z: x * w * _swish(z)),
+        "eps 1e-6": ("norm-eps", lambda x, w, eps, z: _of_mean_square(x, 1e-6) * w * _swish(z)),
         "no gate": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w),
         "logistic": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w / (1 + np.exp(-z))),
     }
@@ -117,7 +118,7 @@ def _of_state_space() -> Iterator[FamilyFault]:
         "not normalised": ("gated-norm", lambda x, z, eps: x * _swish(z)),
         "no gate": ("recurrent-gate", lambda x, z, eps: _of_mean_square(x, eps)),
         "logistic": ("recurrent-gate", lambda x, z, eps: _of_mean_square(x / (1 + np.exp(-z)), eps)),
-        "eps 1e-6": ("gated-norm", lambda x, z, eps: _of_mean_square(x * _swish(z), 1e-6)),
+        "eps 1e-6": ("norm-eps", lambda x, z, eps: _of_mean_square(x * _swish(z), 1e-6)),
     }
     for name, (identity, norm) in norms.items():
         yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_group(norm), acts=selects)

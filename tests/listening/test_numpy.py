@@ -107,7 +107,8 @@ def odd(tokens, scale: float = 2.0):
 def convolved(tokens):
     x = PARAMETERS["wte"][tokens]
     at = (i for i in range(x.shape[1] - 1))
-    return np.stack([sum(x[:, i + j] * (j + 1) for j in range(2)) for i in at], *(axis for axis in (1,)))
+    stacked = np.stack([sum(x[:, i + j] * (j + 1) for j in range(2)) for i in at], *(axis for axis in (1,)))
+    return sum(map(softmax, [stacked, stacked * 2]))
 
 
 def fails(tokens):
@@ -200,10 +201,12 @@ def test_arrays_that_are_only_looked_up_are_no_operations(port: ModuleType) -> N
 
 def test_what_a_generator_yields_flows_into_what_is_made_of_it(port: ModuleType) -> None:
     operations = heard(port, port.convolved)
-    (stacked,), sums = named(operations, "stack"), named(operations, "sum")
-    assert len(sums) == 4 and {operations.index(each) for each in sums} == set(stacked.inputs)
+    (stacked,), total = named(operations, "stack"), operations[-1]
+    sums, quotients = ({operations.index(each) for each in named(operations, name)} for name in ("sum", "divide"))
+    assert len(set(stacked.inputs)) == 4 and set(stacked.inputs) < sums
     products = {operations.index(each) for each in named(operations, "multiply")}
-    assert products and products <= reached(operations, stacked)
+    assert products - {max(products)} <= reached(operations, stacked)
+    assert len(quotients) == 2 and quotients == set(total.inputs)
 
 
 def test_outputs_in_place_and_writers_are_heard(port: ModuleType) -> None:

@@ -58,7 +58,11 @@ def _of_both() -> Iterator[FamilyFault]:
     yield _in_recurrence("decay", "no step", "log_decay", log_decay=lambda p, s: s * 0 - np.exp(p["log_rate"]))
     tiled = lambda x, heads: np.concatenate([x] * (heads // x.shape[1]), axis=1)  # noqa: E731
     yield _in_recurrence("recurrent-heads", "tiled", "context", repeat_heads=tiled)
-    yield _in_recurrence("weight-swapped", "queries and keys", "(query|key)_convolved", convolve=_exchanging)
+    names = "(query|key)_convolved"
+    yield _in_recurrence("weight-swapped", "queries and keys", names, convolve=_exchanging, acts=corrects)
+    # in a state-space model nothing but their names tells C and B that are exchanged early from those exchanged late
+    early = f"({names}|context)"
+    yield _in_recurrence("weight-swapped", "queries and keys", early, convolve=_exchanging, acts=selects)
 
 
 def _of_delta() -> Iterator[FamilyFault]:

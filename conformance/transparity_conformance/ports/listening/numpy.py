@@ -15,7 +15,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,9 @@ KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types of values that are never arrays, of which loops in Python compute many."""
+
+LAZY = frozenset([GeneratorType, map])
+"""Types of what yields its items when they are used."""
 
 LONGEST = 256
 """Items of a list among operands that may be arrays; longer ones are tokens."""
@@ -88,17 +91,18 @@ def _operand(number: int, value: Any) -> Any:
     return value
 
 
-def _generated(number: int, generator: Iterator[Any]) -> Iterator[Any]:
+def _generated(number: int, value: Any) -> Any:
     if not _active:
-        return generator
+        return value
     items: list[Any] = []
-    _active[-1].operands[id(sys._getframe(1)), number] = items
-    return _noted(generator, items)
+    is_lazy = type(value) in LAZY  # the port may have a `map` of its own
+    _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
+    return _noted(value, items) if is_lazy else value
 
 
-def _noted(generator: Iterator[Any], items: list[Any]) -> Iterator[Any]:
-    """The items of a generator, each of which is noted when it is used."""
-    for item in generator:
+def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
+    """The same items, each of which is noted when it is used."""
+    for item in lazy:
         items.append(item)
         yield item
 

@@ -34,7 +34,7 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
     pairs = itertools.zip_longest(once, again[: len(once)])
     parting = [index for index, (one, other) in enumerate(pairs) if other is None or not _is_same(one, other)]
     first, *others = report.faults
-    if first.where == "logits":
+    if first.where == "logits" and not probe.is_large:
         first = _placed(first, parted_tap(row, once, parting, taps["logits"], report.dtype))
     source = next((once[index].source for index in parting if once[index].source is not None), None)
     if source is not None:

@@ -19,6 +19,7 @@ WRITTEN = {"qwen3-next": {"decoder.layers.0.recurrence.context"}}
 @pytest.mark.parametrize("case", MODELS)
 def test_everything_between_two_taps_of_the_reference_is_recorded(case: str) -> None:
     config, lost = MODELS[case], set[str]()
+    tokens: dict[str, Any] = dict(mixed_inputs(config, 0, 9, 7))
     parameters = {name: np.asarray(value, np.float64) for name, value in probe_parameters(config).items()}
 
     def tap(name: str, value: Any) -> Any:
@@ -28,5 +29,5 @@ def test_everything_between_two_taps_of_the_reference_is_recorded(case: str) -> 
 
     with np.errstate(all="ignore"):
         recorded = {name: value.view(Recorded) for name, value in parameters.items()}
-        transformer(config, recorded, tap=tap, **mixed_inputs(config, 0, 9, 7))
+        transformer(config, recorded, tap=tap, **tokens)
     assert lost == WRITTEN.get(case, set())

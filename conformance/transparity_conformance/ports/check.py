@@ -35,7 +35,7 @@ from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear
 from transparity_conformance.ports.alignment.lines.cached import with_line_of_step
 from transparity_conformance.ports.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.ports.alignment.lines.unsteady import with_unsteady_line
-from transparity_conformance.ports.alignment.values.roles import with_exchanges
+from transparity_conformance.ports.alignment.ties.exchanges import with_exchanges
 from transparity_conformance.ports.audit.audit import with_audit
 from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form

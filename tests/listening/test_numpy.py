@@ -104,6 +104,13 @@ def odd(tokens, scale: float = 2.0):
     return f"{table['x'].sum():.3f}", [*map(f, [z])], (x.dtype, super, count)
 
 
+def convolved(tokens):
+    x = PARAMETERS["wte"][tokens]
+    at = (i for i in range(x.shape[1] - 1))
+    stacked = np.stack([sum(x[:, i + j] * (j + 1) for j in range(2)) for i in at], *(axis for axis in (1,)))
+    return sum(map(softmax, [stacked, stacked * 2]))
+
+
 def fails(tokens):
     x = PARAMETERS["wte"][tokens]
     return x @ x
@@ -131,7 +138,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("name", ["Model", "lookups", "odd"])
+@pytest.mark.parametrize("name", ["Model", "lookups", "odd", "convolved"])
 def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: ModuleType, name: str) -> None:
     forward = port.Model().forward if name == "Model" else getattr(port, name)
     codes = port.Model.forward.__code__, port.lookups.__code__, port.odd.__code__
@@ -190,6 +197,16 @@ def test_writes_in_place_are_heard_as_they_leave_the_array(port: ModuleType) -> 
 
 def test_arrays_that_are_only_looked_up_are_no_operations(port: ModuleType) -> None:
     assert heard(port, port.lookups) == []
+
+
+def test_what_a_generator_yields_flows_into_what_is_made_of_it(port: ModuleType) -> None:
+    operations = heard(port, port.convolved)
+    (stacked,), total = named(operations, "stack"), operations[-1]
+    sums, quotients = ({operations.index(each) for each in named(operations, name)} for name in ("sum", "divide"))
+    assert len(set(stacked.inputs)) == 4 and set(stacked.inputs) < sums
+    products = {operations.index(each) for each in named(operations, "multiply")}
+    assert products - {max(products)} <= reached(operations, stacked)
+    assert len(quotients) == 2 and quotients == set(total.inputs)
 
 
 def test_outputs_in_place_and_writers_are_heard(port: ModuleType) -> None:

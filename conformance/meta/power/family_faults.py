@@ -974,6 +974,8 @@ def _latent_faults() -> Iterator[FamilyFault]:
     yield FamilyFault(("latent-norm",), "key and value", place, latent, exchanged=unnormalised("key_value"))
     ones = replaced(lambda name, x: x * 0 + 1 if name.endswith("key_value_latent_norm.weight") else x)
     yield FamilyFault(("latent-norm",), "without gain", place, latent, parameters=ones)
+    for eps in (1e-3, 3e-6):
+        yield FamilyFault(("norm-eps",), f"{eps:g} of latents", place, latent, exchanged=_latents_with(eps))
     first = {
         "attention.rotate_features": lambda _: lambda config, x, tables: positions.rotate(x, tables, config.rope_layout)
     }
@@ -985,6 +987,16 @@ def _latent_faults() -> Iterator[FamilyFault]:
     ):
         fields = _multiplied(factor)
         yield FamilyFault(("attention-scale",), name, SCORES, latent, fields)
+
+
+def _latents_with(eps: float) -> dict[str, Wrong]:
+    """Latents normalised with another eps, as by a norm that is made without the configuration's."""
+
+    def latent(config: Config, parameters: Any, name: str, x: Any, tap: Any) -> Any:
+        x, gain = linear(parameters[f"{name}_latent"], x), parameters[f"{name}_latent_norm"]["weight"]
+        return tap(f"{name}_latent", x / np.sqrt(np.square(x).mean(-1, keepdims=True) + x.dtype.type(eps)) * gain)
+
+    return {"attention.latent": functools.partial(constantly, latent)}
 
 
 def _multiplied(factor: Callable[[Config], float]) -> Callable[[Config], dict[str, Any]]:

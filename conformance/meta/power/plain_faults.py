@@ -226,7 +226,8 @@ def places(fault: PlainFault, config: TransformerConfig) -> Places:
     if fault.id == "norm-missing":
         return _without_norm(variant, config)
     if fault.id == "dropout-active":
-        return {"embedding": _EMBEDDING, "weights": _WEIGHTS}.get(variant, _residual(config))
+        results = (_ROLES["output"], _FED)  # by `dropout_at` it is at the result, whose residual shows it
+        return {"embedding": _EMBEDDING, "weights": _WEIGHTS}.get(variant, _residual(config) + results)
     if fault.id == "residual-source":
         return _residual(config)
     if fault.id != "uncatalogued":

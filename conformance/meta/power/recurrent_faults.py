@@ -58,7 +58,11 @@ def _of_both() -> Iterator[FamilyFault]:
     yield _in_recurrence("decay", "no step", "log_decay", log_decay=lambda p, s: s * 0 - np.exp(p["log_rate"]))
     tiled = lambda x, heads: np.concatenate([x] * (heads // x.shape[1]), axis=1)  # noqa: E731
     yield _in_recurrence("recurrent-heads", "tiled", "context", repeat_heads=tiled)
-    yield _in_recurrence("weight-swapped", "queries and keys", "(query|key)_convolved", convolve=_exchanging)
+    names = "(query|key)_convolved"
+    yield _in_recurrence("weight-swapped", "queries and keys", names, convolve=_exchanging, acts=corrects)
+    # in a state-space model nothing but their names tells C and B that are exchanged early from those exchanged late
+    early = f"({names}|context)"
+    yield _in_recurrence("weight-swapped", "queries and keys", early, convolve=_exchanging, acts=selects)
 
 
 def _of_delta() -> Iterator[FamilyFault]:
@@ -80,6 +84,7 @@ def _of_delta() -> Iterator[FamilyFault]:
         "as in Mamba-2": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x * _swish(z), eps) * w),
         "1 + w": ("gated-norm", lambda x, w, eps, z: _of_mean_square(x, eps) * (1 + w) * _swish(z)),
         "not normalised": ("gated-norm", lambda x, w, eps, z: x * w * _swish(z)),
+        "eps 1e-6": ("norm-eps", lambda x, w, eps, z: _of_mean_square(x, 1e-6) * w * _swish(z)),
         "no gate": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w),
         "logistic": ("recurrent-gate", lambda x, w, eps, z: _of_mean_square(x, eps) * w / (1 + np.exp(-z))),
     }
@@ -117,7 +122,7 @@ def _of_state_space() -> Iterator[FamilyFault]:
         "not normalised": ("gated-norm", lambda x, z, eps: x * _swish(z)),
         "no gate": ("recurrent-gate", lambda x, z, eps: _of_mean_square(x, eps)),
         "logistic": ("recurrent-gate", lambda x, z, eps: _of_mean_square(x / (1 + np.exp(-z)), eps)),
-        "eps 1e-6": ("gated-norm", lambda x, z, eps: _of_mean_square(x * _swish(z), 1e-6)),
+        "eps 1e-6": ("norm-eps", lambda x, z, eps: _of_mean_square(x * _swish(z), 1e-6)),
     }
     for name, (identity, norm) in norms.items():
         yield _in_recurrence(identity, name, "gated_context", gated_norm=_by_group(norm), acts=selects)

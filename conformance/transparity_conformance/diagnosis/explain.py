@@ -195,8 +195,15 @@ def _cause(
     gone = 1 - rms(segment.left(screen, applied)) / before if before else 1.0
     if segment.tap in sites:
         return Cause(fault.id, fault.description, fault.value, residual, max(0.0, gone))
-    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else ""
+    description, at = f"{fault.description}, {_location(sites)}", sites[0] if sites else _begins(applied, screen)
     return Cause(fault.id, description, fault.value, residual, max(0.0, gone), at)
+
+
+def _begins(applied: Combination, screen: Probe) -> str:
+    """The first tap of the reference that the last of these faults, one of the whole model, changes or removes."""
+    right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
+    changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
+    return next(changed, "")
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:

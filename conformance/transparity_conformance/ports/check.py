@@ -35,6 +35,7 @@ from transparity_conformance.ports.alignment.heard import NOT_ASKED, Heard, hear
 from transparity_conformance.ports.alignment.lines.cached import with_line_of_step
 from transparity_conformance.ports.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.ports.alignment.lines.unsteady import with_unsteady_line
+from transparity_conformance.ports.alignment.ties.exchanges import with_exchanges
 from transparity_conformance.ports.audit.audit import with_audit
 from transparity_conformance.ports.audit.audited import audited_of
 from transparity_conformance.ports.forms.reading import in_form
@@ -255,7 +256,8 @@ def _judged(
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in heard.calls.items()}}
     try:
         located = functools.partial(_located, asked.known, heard, every)
-        report = with_lines(judge(asked.name, every, shown, **options, located=located), heard, every)
+        report = judge(asked.name, every, shown, **options, located=located)
+        report = with_lines(with_exchanges(report, heard, every, actual), heard, every)
     except Interrupted as ended:
         raise Interrupted(with_lines(ended.report, heard, every)) from None
     if heard.calls and not all(fault.causes for fault in report.faults):

@@ -32,8 +32,8 @@ def causal_convolution(
     those in front of `x` are `before`."""
     width, x = weight.shape[1], np.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
-    shifted = [x[:, i : i + length] * weight.T[i] for i in range(width)]
-    return np.sum(shifted if bias is None else [*shifted, np.broadcast_to(bias, shifted[0].shape)], axis=0)
+    shifted = np.stack([x[:, i : i + length] for i in range(width)], axis=-1)
+    return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
 def unit_length(x: Inexact[Array, "*batch features"]) -> Inexact[Array, "*batch features"]:

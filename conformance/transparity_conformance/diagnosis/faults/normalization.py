@@ -13,9 +13,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, NumericFault, Settings, WalkState
+from transparity_conformance.diagnosis.faults.gated_norm import gated_norm
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
+    is_gated_norm,
     is_head_norm,
+    is_latent,
     is_norm,
     is_normed,
     layer_input,
@@ -60,9 +63,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             if source is None or config.embedding_norm:
                 patch = partial(_normed_first, source)
                 yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
+    if has_eps(config, site):
+        yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
     if not is_norm(config, site):
         return
-    yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
     right = form_at(config, site)
     if not right.centered:
         yield from _of_rms(site, right)
@@ -106,11 +110,11 @@ def _beside(name: str, site: str) -> str:
 def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
     says = f"what this norm is given is {factor:g} × ours"
     settings = {"factor": factor}
-    return Fault("norm-input-scale", f"{factor:g}", says, formula=_normed, settings=settings, equivalents=ties)
+    return Fault("norm-input-scale", f"{factor:g}", says, formula=norm_with, settings=settings, equivalents=ties)
 
 
 def _formed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
-    return Fault(identity, variant, description, formula=_normed, settings=settings)
+    return Fault(identity, variant, description, formula=norm_with, settings=settings)
 
 
 def _of_batch() -> Iterator[Fault]:
@@ -191,7 +195,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 def form_at(config: TransformerConfig, site: str) -> Form:
     """The right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
-    if config.norm == "rms" or is_head_norm(site):
+    if config.norm == "rms" or is_head_norm(site) or is_latent(site):
         together = is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
         return Form(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
@@ -211,11 +215,19 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
     description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
     # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
-    settings = {"eps": eps}
-    return Fault("norm-eps", f"{eps:.3g}", description, formula=_normed, settings=settings, value=eps, equivalents=ties)
+    made: dict[str, Any] = {"formula": norm_with, "settings": {"eps": eps}}
+    return Fault("norm-eps", f"{eps:.3g}", description, **made, value=eps, equivalents=ties)
 
 
-def _normed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+def has_eps(config: TransformerConfig, site: str) -> bool:
+    """Return whether a tap is made by a norm: one between sublayers, of a latent, or of what a recurrence reads."""
+    return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
+
+
+def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The norm at a tap with other settings; of a recurrence, with its gate."""
+    if is_gated_norm(site):
+        return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
     return _formed_by(form, state, site, norm_input(state, site))
 
@@ -288,4 +300,4 @@ def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arr
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    yield NumericFault(partial(is_norm, config), [10.0**power for power in range(-14, 2)], partial(other_eps, config))
+    yield NumericFault(partial(has_eps, config), [10.0**power for power in range(-14, 2)], partial(other_eps, config))

@@ -11,16 +11,17 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.fault import Fault, Settings, WalkState
+from transparity_conformance.diagnosis.faults.normalization import norm_with
 from transparity_conformance.diagnosis.faults.residuals_and_activations import ACTIVATIONS
 from transparity_conformance.diagnosis.faults.sites import (
     Value,
     apply_linear,
-    has_padding,
     own_config,
-    padding_at,
     parameters_of,
+    recurrence_input,
     split,
     sublayer_input,
+    unpadded,
 )
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
@@ -167,7 +168,6 @@ GATED: Mapping[str, tuple[str, str, Settings]] = {
     "all heads": ("gated-norm", "the norm is over the features of all heads, not of each", {"over": "all"}),
     "missing": ("gated-norm", "there is no norm", {"order": "no norm"}),
     "weight alone": ("gated-norm", "what is read is multiplied by the weight, but not normalised", {"order": "weight"}),
-    "eps 1e-06": ("gated-norm", "eps is 1e-06, not that of the other norms", {"eps": 1e-6}),
     "gate missing": ("recurrent-gate", "there is no gate", {"gate": np.ones_like}),
     "sigmoid": ("recurrent-gate", "the gate is a sigmoid, not silu", {"gate": sigmoid}),
     "linear": ("recurrent-gate", "there is no activation of the gate", {"gate": lambda z: z}),
@@ -234,10 +234,9 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
 def _of_norm(own: TransformerConfig) -> Iterator[Fault]:
     without: set[str] = set() if own.recurrent_key_heads > 1 else {"not grouped"}
     without |= {"each head"} if own.recurrent_key_heads == own.recurrent_heads else set()
-    without |= {"eps 1e-06"} if own.norm_eps == 1e-6 else set()
     for name, (identity, says, settings) in (GATED if own.mixer == "gated-delta" else GROUPED).items():
         if name not in without:
-            yield Fault(identity, name, says, formula=_gated, settings=settings)
+            yield Fault(identity, name, says, formula=norm_with, settings=settings)
 
 
 def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -253,17 +252,6 @@ def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
         yield Fault("recurrent-activation", name, description, formula=_convolved, settings={"function": function})
 
 
-def _given(state: WalkState, site: str) -> Value:
-    """The input of the recurrence, with zeros in place of padding."""
-    scope, sublayer, _ = split(site)
-    return _unpadded(state, site, sublayer_input(state, scope, sublayer))
-
-
-def _unpadded(state: WalkState, site: str, x: Value) -> Value:
-    hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
-    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
-
-
 def _scope(site: str) -> str:
     return site.rpartition(".")[0]
 
@@ -272,10 +260,10 @@ def _convolved(settings: Settings, state: WalkState, site: str, value: Value) ->
     """A convolution and its activation, with other settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
     kernel = parameters_of(state, f"{part}_convolution")
-    y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, _given(state, site)))
+    y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, recurrence_input(state, site)))
     y = settings.get("function", ACTIVATIONS["silu"][0])(y + kernel.get("bias", 0))
     masked = own.mixer == "state-space" and settings.get("unpadded", True)
-    return (_unpadded(state, site, y) if masked else y).astype(value.dtype)
+    return (unpadded(state, site, y) if masked else y).astype(value.dtype)
 
 
 def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -286,7 +274,8 @@ def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """The time step or, at its own tap, the decay, with other settings."""
     own, scope = own_config(state.config, site), _scope(site)
-    x, bias = apply_linear(state, f"{scope}.decay", _given(state, site)), state.parameters[f"{scope}.time_step_bias"]
+    x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
+    bias = state.parameters[f"{scope}.time_step_bias"]
     bounded = partial(np.clip, a_min=own.time_step_least, a_max=own.time_step_most)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
     if site.endswith("time_step"):
@@ -297,7 +286,7 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    return settings["change"](apply_linear(state, site, _given(state, site))).astype(value.dtype)
+    return settings["change"](apply_linear(state, site, recurrence_input(state, site))).astype(value.dtype)
 
 
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -367,24 +356,6 @@ def _by_rule(
         if order != "read first":
             read[:, :, i] = (q @ state)[:, :, 0]
     return read
-
-
-def _gated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The norm with its gate, with other settings."""
-    own, scope = own_config(state.config, site), _scope(site)
-    is_delta = own.mixer == "gated-delta"
-    order = settings.get("order", "gate behind" if is_delta else "gate first")
-    z = apply_linear(state, f"{scope}.gate", _given(state, site))
-    gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
-    in_front = order == "gate first" or (order != "gate behind" and not is_delta)
-    y = x * gate if in_front else x
-    counts = {"all": 1, "head": own.recurrent_heads, "group": own.recurrent_key_heads}
-    groups = y.reshape(*y.shape[:2], counts[settings.get("over", "head" if is_delta else "group")], -1)
-    size = np.sqrt((groups * groups).mean(axis=-1, keepdims=True) + settings.get("eps", own.norm_eps))
-    y = y if order in ("no norm", "weight") else (groups / size).reshape(y.shape)
-    gain = settings.get("offset", 0.0) + state.parameters[f"{scope}.gated_norm.weight"]
-    y = y if order == "no norm" else y * np.resize(gain, y.shape[-1])
-    return (y if in_front else y * gate).astype(value.dtype)
 
 
 def _attention_gate(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

@@ -129,6 +129,8 @@ def norm_input(state: WalkState, site: str) -> Value:
         return _behind_layers(state, parts[0], config.stack_num_layers(parts[0]))
     if is_head_norm(site):
         return state.taps[site.removesuffix("_norm")]
+    if is_latent(site):
+        return apply_linear(state, site, sublayer_input(state, *split(site)[:2]))
     scope, name = ".".join(parts[:3]), parts[3].removesuffix("_norm")
     if name == "memory":
         return state.taps["encoder.output"]
@@ -165,9 +167,33 @@ def is_head_norm(site: str) -> bool:
     return site.endswith(("attention.query_norm", "attention.key_norm"))
 
 
+def is_latent(site: str) -> bool:
+    """Return whether a tap is a latent of latent attention, which has a norm and no tap in front of it."""
+    return site.endswith(("attention.query_latent", "attention.key_value_latent"))
+
+
+def is_gated_norm(site: str) -> bool:
+    """Return whether a tap is what the norm of a recurrence makes, with its gate."""
+    return site.endswith("recurrence.gated_context")
+
+
 def norm_scope(site: str) -> str:
     """The prefix of a norm's parameters."""
+    if is_latent(site):
+        return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
+
+
+def recurrence_input(state: WalkState, site: str) -> Value:
+    """The input of a recurrence, with zeros in place of padding."""
+    scope, sublayer, _ = split(site)
+    return unpadded(state, site, sublayer_input(state, scope, sublayer))
+
+
+def unpadded(state: WalkState, site: str, x: Value) -> Value:
+    """What a recurrence reads of `x`: zeros in place of padding, if that is masked."""
+    hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
+    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
 
 
 def apply_linear(state: WalkState, scope: str, x: Value) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def _alternate(
     """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have; to
     `left_out` the taps that the port does not compute there."""
     while True:
-        while equal := _equal(walk(probe, recorded(candidates, found)), candidates, found):
+        while equal := equal_taps(walk(probe, recorded(candidates, found)), candidates, found):
             by_value |= set(equal)
             found |= equal
         lost = flow.without_consequence(found, set(found))
@@ -154,9 +154,14 @@ def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:
     return {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in found.items()}
 
 
-def _equal(ours: Mapping[str, np.ndarray], candidates: Candidates, found: Mapping[str, Match]) -> dict[str, Match]:
-    """The taps whose numbers are among the port's."""
-    nearest = {tap: candidates.nearest(value) for tap, value in ours.items() if tap not in found}
+def equal_taps(
+    ours: Mapping[str, np.ndarray],
+    candidates: Candidates,
+    found: Mapping[str, Match],
+    may_be: Callable[[int], bool] = lambda index: True,
+) -> dict[str, Match]:
+    """The taps that are not `found` and whose numbers are among the port's, at an operation that `may_be` theirs."""
+    nearest = {tap: candidates.nearest(value, may_be=may_be) for tap, value in ours.items() if tap not in found}
     return {tap: match for tap, match in nearest.items() if match}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,10 +18,11 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.faults.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
-from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
+from transparity_conformance.ports.alignment.further import further_on
 from transparity_conformance.ports.alignment.plan import Plan, plan_of, read
 from transparity_conformance.ports.alignment.values.loops import without_loops
 from transparity_conformance.ports.listening.operation import Operation
@@ -162,13 +164,24 @@ def _heard(
         other = plan_of(row, loops, taps["logits"], dtype, clock)
         has_loops = len(other.matches) > len(plan.matches)
         plan, operations = (other, loops) if has_loops else (plan, operations)
-    calls = {} if probes else {row.name: _call(plan, row, operations, taps)}
+    every = probes or {row.name: row}
+    ran = {} if probes else {row.name: operations}
     for done, (key, probe) in enumerate(probes.items()):
         progress("listening to the port", done + 1, len(probes) + 1)
         _, operations = run_listening(forwards[id(probe.parameters)], probe)
-        operations = without_loops(probe, operations) if has_loops else operations
-        calls[key] = _call(plan, probe, operations, actual[key])
-    return Heard(calls, (_found(plan, row),), {} if probes else {row.name: row})
+        ran[key] = without_loops(probe, operations) if has_loops else operations
+    shown = actual if probes else {row.name: taps}
+
+    @functools.cache
+    def read_by(plan: Plan) -> dict[str, HeardCall]:
+        return {key: _call(plan, every[key], operations, shown[key]) for key, operations in ran.items()}
+
+    def taps_by(plan: Plan) -> dict[str, Arrays]:
+        return {key: call.taps for key, call in read_by(plan).items()}
+
+    with contextlib.suppress(OutOfTime):
+        plan = further_on(plan, row, every, taps_by, dtype, clock)
+    return Heard(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> HeardCall:

@@ -43,6 +43,8 @@ class Plan:
     """For each operation, the numbers of those that it was made from."""
     unchanged: Mapping[str, Sequence[Match]]
     """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
+    candidates: Candidates
+    """Everything that the port computed on that call."""
 
 
 def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
@@ -55,17 +57,27 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
         dtype: the precision of the port.
         clock: the time for what lies behind faults.
     """
+    candidates = candidates_of(probe, operations, answer, dtype)
+    return planned(candidates, _keys(operations), align(probe, candidates, clock))
+
+
+def candidates_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Candidates:
+    """Everything that a port computed on a call, its answer the last."""
     config = probe.config
     values = [*(unrepeated(each.value, config.num_heads, config.key_value_heads) for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
-    keys = _keys(operations)
-    candidates = Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, (*keys, "answer"))
-    matches = align(probe, candidates, clock)
+    keys = (*_keys(operations), "answer")
+    return Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, keys)
+
+
+def planned(candidates: Candidates, keys: tuple[Key, ...], matches: Mapping[str, Match]) -> Plan:
+    """The plan with these operations for the taps."""
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
-    users = _users(inputs)
+    users = _users(candidates.inputs)
     unchanged = {tap: _unchanged(candidates, in_order.get(tap, match), users) for tap, match in matches.items()}
-    return Plan(matches, keys, in_order, inputs, {tap: found for tap, found in unchanged.items() if found})
+    unchanged = {tap: found for tap, found in unchanged.items() if found}
+    return Plan(matches, keys, in_order, candidates.inputs, unchanged, candidates)
 
 
 def _users(inputs: Sequence[Sequence[int]]) -> list[set[int]]:

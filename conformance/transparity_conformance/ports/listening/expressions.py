@@ -13,6 +13,9 @@ from typing import Any, Literal
 HEARD, OPERAND, WROTE = "__transparity_heard__", "__transparity_operand__", "__transparity_wrote__"
 """Functions, found among the builtins, that return their last argument; `wrote` is a statement after an assignment."""
 
+GENERATED = "__transparity_generated__"
+"""Function that returns what yields the same items, which are an operand once they are used."""
+
 SLICE = "__transparity_slice__"
 """Python's own `slice`, whatever the port calls by that name."""
 
@@ -187,12 +190,21 @@ class _Reporting(ast.NodeTransformer):
         if isinstance(node, ast.Starred):
             node.value, number = self._operand(node.value)
             return node, number
-        return (node, next(_numbers)) if isinstance(node, ast.Constant) else _operand(self.visit(node))
+        if isinstance(node, ast.Constant):
+            return node, next(_numbers)
+        hook = GENERATED if _is_lazy(node) else OPERAND  # a visit changes the node
+        return _operand(self.visit(node), hook)
 
 
-def _operand(node: Any) -> tuple[Any, int]:
+def _is_lazy(node: Any) -> bool:
+    """Whether an expression makes what yields its items when they are used, and nothing else refers to it."""
+    is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
+    return is_map or isinstance(node, ast.GeneratorExp)
+
+
+def _operand(node: Any, hook: str = OPERAND) -> tuple[Any, int]:
     number = next(_numbers)
-    return _call(OPERAND, [ast.Constant(number), node], node), number
+    return _call(hook, [ast.Constant(number), node], node), number
 
 
 def _heard(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:

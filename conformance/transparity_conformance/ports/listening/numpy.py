@@ -15,12 +15,13 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.ports.listening.expressions import (
+    GENERATED,
     HEARD,
     OPERAND,
     SITES,
@@ -50,6 +51,9 @@ KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types of values that are never arrays, of which loops in Python compute many."""
 
+LAZY = frozenset([GeneratorType, map])
+"""Types of what yields its items when they are used."""
+
 LONGEST = 256
 """Items of a list among operands that may be arrays; longer ones are tokens."""
 
@@ -59,7 +63,8 @@ _active: list[_Listener] = []
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
     """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
-    for name, hook in ((HEARD, _heard), (OPERAND, _operand), (WROTE, _wrote), (SLICE, slice)):
+    hooks = {HEARD: _heard, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
+    for name, hook in hooks.items():
         setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
@@ -84,6 +89,22 @@ def _operand(number: int, value: Any) -> Any:
     if _active:
         _active[-1].operands[id(sys._getframe(1)), number] = value
     return value
+
+
+def _generated(number: int, value: Any) -> Any:
+    if not _active:
+        return value
+    items: list[Any] = []
+    is_lazy = type(value) in LAZY  # the port may have a `map` of its own
+    _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
+    return _noted(value, items) if is_lazy else value
+
+
+def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
+    """The same items, each of which is noted when it is used."""
+    for item in lazy:
+        items.append(item)
+        yield item
 
 
 def _heard(number: int, value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Faults that the operations of a port do not tell apart."""

@@ -82,15 +82,20 @@ def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
     """Where silu of a kernel's convolution is an operation."""
-    width = kernel.shape[1]
+    biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
-        before = np.zeros((len(given), width - 1, given.shape[2]))
-        plain = causal_convolution(kernel, given, before)
+        # The first position reads itself alone: most of all pairs are told apart by it, at little cost.
+        begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 1 + NEAR]:
-            for bias in (None, *vectors):
-                if is_same(silu(plain if bias is None else plain + vectors[bias]), made):
-                    names = (name,) if bias is None else (name, bias)
-                    yield Convolution(index, given, made, kernel, None if bias is None else vectors[bias], names)
+            for bias, begin in begins.items():
+                if is_same(begin, made[0, 0]) and is_same(_convolved(kernel, given, biases[bias]), made):
+                    names = (name, bias) if bias else (name,)
+                    yield Convolution(index, given, made, kernel, vectors.get(bias), names)
+
+
+def _convolved(kernel: np.ndarray, given: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    before = np.zeros((len(given), kernel.shape[1] - 1, given.shape[2]))
+    return silu(causal_convolution(kernel, given, before) + bias)
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:

@@ -13,7 +13,7 @@ from transparity_conformance.oracle.differentiation import derivatives as subjec
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.differentiation.leaning import Leaning, along
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
-from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.arithmetic.functional import STEP, derivative
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
@@ -43,6 +43,13 @@ def test_a_gradient_along_directions_is_the_sum_of_products() -> None:
     products = [(toward * gradient).sum() for toward in left[..., None] * right[:, None]]  # whole numbers are exact
     assert np.array_equal(along(gradient, (left, right)), products)
     assert np.array_equal(along(gradient[:, 0], (left,)), left @ gradient[:, 0])
+
+
+def test_a_kernel_leans_in_what_it_is_multiplied_with() -> None:
+    left, right, kernel = np.ones((4, 3)), np.arange(8.0).reshape(4, 2), np.full((3, 2), 5.0)
+    product = np.full((4, 6, 3, 2), 7.0) * Leaning(kernel, (left, right))
+    assert np.array_equal(product.real, np.full((4, 6, 3, 2), 35.0))
+    np.testing.assert_allclose(product.imag / STEP, np.broadcast_to(7 * right[:, None, None], product.shape))
 
 
 def test_what_would_lose_a_derivative_is_refused() -> None:

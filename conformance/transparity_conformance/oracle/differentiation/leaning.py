@@ -71,13 +71,10 @@ class Leaning(NDArrayOperatorsMixin):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows of a matrix for indices (#batch, …): (batch, …, in); a column of a matrix as a row of its transpose; a
-        vector with more axes behind it: (batch, heads, 1, 1)."""
+        """Rows of a matrix for indices (#batch, …): (batch, …, in); a vector with more axes behind it:
+        (batch, heads, 1, 1)."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
-        if isinstance(index, int) and self.ndim == 2 and self.is_transposed:
-            left, right = self.vectors
-            return Leaning(self.value[:, index], (left * right[:, index, None],), used=self.used)
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
         if self.ndim != 2 or self.is_transposed or not is_index:
             raise TypeError(f"part {index!r} of a parameter that leans; expected rows of a matrix")
@@ -95,9 +92,13 @@ class Leaning(NDArrayOperatorsMixin):
             return Leaning(power, (self.vectors[0] * power,), used=self.used)
         if ufunc is np.negative and self.ndim == 1:
             return Leaning(-self.value, (-self.vectors[0],), used=self.used)
+        other: Any = next((each for each in inputs if each is not self), None)
+        if ufunc is np.multiply and self.ndim == 2 and not self.is_transposed and np.ndim(other) > 2:
+            left, right = (_over(vectors, np.ndim(other) - 1) for vectors in self.vectors)
+            return other * self._leant(self.value, left[..., None] * right[..., None, :])
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
             raise TypeError(f"{ufunc.__name__} of a parameter that leans")
-        (vector,), other = self.vectors, next(each for each in inputs if each is not self)
+        (vector,) = self.vectors
         if np.ndim(other):
             return ufunc(other, self._leant(self.value, _over(vector, np.ndim(other))))
         leant = (vector * other if ufunc is np.multiply else vector,)

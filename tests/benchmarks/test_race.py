@@ -383,7 +383,17 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["race", "race-train", "race-decoding", "race-zen4", "race-h200", "race-h200-before", "race-h200-decoding"]
+    "file",
+    [
+        "race",
+        "race-train",
+        "race-decoding",
+        "race-xeon",
+        "race-zen4",
+        "race-h200",
+        "race-h200-before",
+        "race-h200-decoding",
+    ],
 )
 def test_the_published_tables_are_those_of_the_summaries(file: str) -> None:
     kept = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())

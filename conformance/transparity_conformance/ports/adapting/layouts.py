@@ -147,18 +147,20 @@ def _recurrent(role: str) -> list[Rows]:
     orders = [order for order in (*DELTA, *SPACE) if kind in order]
     if role != kind:
         orders = [order for order in orders if set(order) == {"query", "key", "value"}]
-    found = [("", whole[kind])]
-    for order in dict.fromkeys(orders):
-        begin = "+".join(("0", *(whole[each] for each in order[: order.index(kind)]))).removeprefix("0+")
-        found.append((f"[{begin}:{begin}+{whole[kind]}]".replace("[0:0+", "[0:"), "+".join(whole[e] for e in order)))
     share = dict.fromkeys(("query", "key"), "S") | dict.fromkeys(("value", "gate"), "R/G*V")
     share |= dict.fromkeys(("decay", "beta"), "R/G")
-    for order in DELTA if role == kind else ():
-        if kind in order:
-            begin = "+".join(("0", *(share[each] for each in order[: order.index(kind)]))).removeprefix("0+")
-            steps = f".view(G, {'+'.join(share[e] for e in order)}, -1)[:, {begin}:{begin}+{share[kind]}]"
-            found.append((steps.replace(", 0:0+", ", 0:"), "+".join(whole[e] for e in order)))
+    together = {order: "+".join(whole[each] for each in order) for order in orders}
+    found = [("", whole[kind]), *((f"[{_cut(whole, order, kind)}]", rows) for order, rows in together.items())]
+    for order in [order for order in DELTA if role == kind and kind in order]:
+        steps = f".view(G, {'+'.join(share[each] for each in order)}, -1)[:, {_cut(share, order, kind)}]"
+        found.append((steps, together[order]))
     return found
+
+
+def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
+    """The slice of one kind among others in an order."""
+    before = [widths[each] for each in order[: order.index(kind)]]
+    return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 
 
 def rotations(config: TransformerConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,9 +53,10 @@ def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:
     """Every convolution of a call, in the order of the operations."""
     found = []
+    rows = functools.cache(lambda features: _rows_of(operations, (batch, length, features)))
     for name, kernel in kernels_over_time(values):
         vectors = {each: value for each, value in values.items() if value.shape == (len(kernel),)}
-        made = next(_uses(name, kernel, vectors, _rows_of(operations, (batch, length, len(kernel)))), None)
+        made = next(_uses(name, kernel, vectors, rows(len(kernel))), None)
         if made is not None:
             found.append(made)
     return sorted(found, key=lambda each: each.at)

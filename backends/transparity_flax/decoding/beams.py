@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.generation import allocate
 from transparity_flax.decoding.steps import cache_for, next_logits
 from transparity_flax.fast.structure import SplitModel
-from transparity_flax.state.cache import select_rows
+from transparity_flax.state.cache import Cache, select_rows
 
 
 class BeamState(NamedTuple):
@@ -74,17 +75,32 @@ def beam_search(
     for _ in range(max_new_tokens):
         cache = cache if longest <= config.max_length else None
         logits = next_logits(split, tokens, lengths, cache, source, new)
-        following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, -1)
-        state, beam, token = extend_beams(config, state, following, length_penalty)
-        kept = (jnp.arange(batch)[:, None] * beams + beam).reshape(-1)
-        tokens, cache = tokens[kept], None if cache is None else select_rows(cache, kept)
-        tokens = tokens.at[jnp.arange(len(tokens)), lengths].set(token.reshape(-1))
+        state, tokens, cache = _extended(config, state, logits, tokens, lengths, cache, length_penalty)
         lengths, longest, new = lengths + 1, longest + 1, 1
         if state.ended.all():
             break
     final = state.score / _penalty(state.added, length_penalty)
     best = final.argmax(axis=-1)
     return tokens[jnp.arange(batch) * beams + best, :longest], jnp.take_along_axis(final, best[:, None], axis=-1)[:, 0]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "length_penalty"))
+def _extended(
+    config: TransformerConfig,
+    state: BeamState,
+    logits: Float[Array, "rows vocab"],
+    tokens: Int[Array, "rows length"],
+    lengths: Int[Array, " rows"],
+    cache: Cache | None,
+    length_penalty: float,
+) -> tuple[BeamState, Int[Array, "rows length"], Cache | None]:
+    """Extend every beam of each row by one token; the rows of `tokens` and of the cache become those of the best."""
+    batch, beams = state.score.shape
+    following = jax.nn.log_softmax(upcast(logits), axis=-1).reshape(batch, beams, -1)
+    state, beam, token = extend_beams(config, state, following, length_penalty)
+    kept = (jnp.arange(batch)[:, None] * beams + beam).reshape(-1)
+    tokens = tokens[kept].at[jnp.arange(len(tokens)), lengths].set(token.reshape(-1))
+    return state, tokens, None if cache is None else select_rows(cache, kept)
 
 
 def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:

@@ -34,10 +34,7 @@ def merge_heads(x: Float[Array, "batch heads length head_dim"]) -> Float[Array, 
 
 
 def project_heads(
-    linear: nnx.Linear,
-    x: Float[Array, "batch length embed_dim"],
-    num_heads: int,
-    projection: Projection,
+    linear: nnx.Linear, x: Float[Array, "batch length embed_dim"], num_heads: int, projection: Projection
 ) -> Float[Array, "batch heads length head_dim"]:
     """Query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""
@@ -156,10 +153,7 @@ def rotate_features(
 
 
 def latent(
-    heads: _Heads,
-    name: str,
-    x: Float[Array, "batch length embed_dim"],
-    tap: Tap = identity,
+    heads: _Heads, name: str, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Array, "batch length features"]:
     """Few features that the `query`, or the key and value (`key_value`), of every head are projected from, normalised
     (DeepSeek-V2)."""
@@ -167,9 +161,7 @@ def latent(
 
 
 def latent_key_value(
-    heads: _Heads,
-    x: Float[Array, "batch keys embed_dim"],
-    tap: Tap = identity,
+    heads: _Heads, x: Float[Array, "batch keys embed_dim"], tap: Tap = identity
 ) -> tuple[Float[Array, "batch heads keys head_dim"], Float[Array, "batch heads keys value_dim"]]:
     """Key and value of every head, of a latent; the rotated features of the key are those of all heads."""
     low = latent(heads, "key_value", x, tap)
@@ -180,11 +172,7 @@ def latent_key_value(
 
 
 def normalize_and_rotate(
-    heads: _Heads,
-    name: str,
-    x: Float[Array, "batch any_heads length head_dim"],
-    rotary: RotaryTables | None,
-    tap: Tap,
+    heads: _Heads, name: str, x: Float[Array, "batch any_heads length head_dim"], rotary: RotaryTables | None, tap: Tap
 ) -> Float[Array, "batch any_heads length head_dim"]:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
@@ -193,10 +181,7 @@ def normalize_and_rotate(
 
 
 def project_query(
-    heads: _Heads,
-    x: Float[Array, "batch queries embed_dim"],
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
+    heads: _Heads, x: Float[Array, "batch queries embed_dim"], tap: Tap = identity, rotary: RotaryTables | None = None
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Query of every head."""
     x = latent(heads, "query", x, tap) if heads.config.query_rank else x
@@ -205,10 +190,7 @@ def project_query(
 
 
 def project_key_value(
-    heads: _Heads,
-    x: Float[Array, "batch keys embed_dim"],
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
+    heads: _Heads, x: Float[Array, "batch keys embed_dim"], tap: Tap = identity, rotary: RotaryTables | None = None
 ) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys value_dim"]]:
     """Key and value of every head."""
     if heads.config.key_value_rank:
@@ -270,18 +252,10 @@ def _attend(
     known: KnownMask | None = None,
 ) -> Float[Array, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
-    scale, masked_score = heads.config.score_scale, heads.config.masked_score
-    softcap, sinks = heads.config.attention_softcap, heads.sinks[...] if heads.config.attention_sinks else None
+    scale, masked = heads.config.score_scale, heads.config.masked_score
+    cap, sinks = heads.config.attention_softcap, heads.sinks[...] if heads.config.attention_sinks else None
     context = attention(
-        *projected,
-        mask,
-        known=known,
-        scale=scale,
-        masked_score=masked_score,
-        softcap=softcap,
-        bias=bias,
-        sinks=sinks,
-        tap=tap,
+        *projected, mask, known=known, scale=scale, masked_score=masked, softcap=cap, bias=bias, sinks=sinks, tap=tap
     )
     if heads.config.attention_gate:
         context = tap("gated_context", context * jax.nn.sigmoid(heads.gate(x)))

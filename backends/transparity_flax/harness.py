@@ -33,11 +33,7 @@ class FlaxModule:
         self.module, self.dtype, self.device = module, dtype, device
 
     def __call__(
-        self,
-        *arrays: Any,
-        context: Mapping[str, Any] | None = None,
-        taps: dict[str, Any] | None = None,
-        **named: Any,
+        self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
         graph, state = nnx.split(self.module)
         with x64_for(self.dtype):

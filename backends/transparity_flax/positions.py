@@ -59,9 +59,7 @@ def yarn_shares(config: TransformerConfig) -> Float64[np.ndarray, " pairs"]:
 
 
 def rotate(
-    x: Float[Array, "batch heads length head_dim"],
-    tables: RotaryTables,
-    layout: RopeLayout,
+    x: Float[Array, "batch heads length head_dim"], tables: RotaryTables, layout: RopeLayout
 ) -> Float[Array, "batch heads length head_dim"]:
     """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
     cosine, sine = tables

@@ -18,6 +18,9 @@ from transparity_flax.positions import query_temperature, rotary_tables, score_b
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import KnownMask, LayerContext
 
+Output = Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]
+"""Logits or hidden states; or classes or a pooled state."""
+
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
@@ -219,9 +222,7 @@ class Transformer(nnx.Module):
         stack = self.decoder if self.config.has_decoder and not self.config.shared_embedding else self.encoder
         return stack.token_embedding
 
-    def apply_head(
-        self, x: Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]
-    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]:
+    def apply_head(self, x: Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]) -> Output:
         if self.config.head == "hidden":
             return x
         if self.config.is_pooled:
@@ -241,23 +242,17 @@ class Transformer(nnx.Module):
         attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
         token_types: Int[Array, "batch length"] | None = None,
         tap: Tap = identity,
-    ) -> Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]:
+    ) -> Output:
         config = self.config
         known: KnownMask | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
             visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
             memory = self.encoder(source, visible, scope, known=known)
-            memory_mask, table = padding_mask(visible), self.token_embedding
+            mask, table = padding_mask(visible), self.token_embedding
             visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
             x = self.decoder(
-                target,
-                visible,
-                scope,
-                token_embedding=table,
-                memory=memory,
-                memory_mask=memory_mask,
-                memory_known=known,
+                target, visible, scope, token_embedding=table, memory=memory, memory_mask=mask, memory_known=known
             )
         elif config.architecture == "encoder":
             (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")

@@ -30,11 +30,7 @@ class PytorchModule:
 
     @torch.no_grad()
     def __call__(
-        self,
-        *arrays: Any,
-        context: Mapping[str, Any] | None = None,
-        taps: dict[str, Any] | None = None,
-        **named: Any,
+        self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
         recorded: dict[str, torch.Tensor] = {}
         tap = {} if taps is None else {"tap": recording(recorded)}

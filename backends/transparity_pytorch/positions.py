@@ -61,9 +61,7 @@ def yarn_shares(config: TransformerConfig, device: torch.device | str | None = N
 
 
 def rotate(
-    x: Float[Tensor, "batch heads length head_dim"],
-    tables: RotaryTables,
-    layout: RopeLayout,
+    x: Float[Tensor, "batch heads length head_dim"], tables: RotaryTables, layout: RopeLayout
 ) -> Float[Tensor, "batch heads length head_dim"]:
     """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
     cosine, sine = tables

@@ -17,6 +17,9 @@ from transparity_pytorch.positions import query_temperature, rotary_tables, scor
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import KnownMask, LayerContext
 
+Output = Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
+"""Logits or hidden states; or classes or a pooled state."""
+
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
@@ -220,12 +223,8 @@ class Transformer(nn.Module):
         return stack.token_embedding
 
     def apply_head(
-        self,
-        x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"],
-        out: Float[Tensor, "batch length vocab"] | Float[Tensor, "batch features"] | None = None,
-    ) -> (
-        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
-    ):
+        self, x: Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch embed_dim"], out: Output | None = None
+    ) -> Output:
         if self.config.head == "hidden":
             return x
         if self.config.is_pooled:
@@ -244,26 +243,18 @@ class Transformer(nn.Module):
         attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
         token_types: Int[Tensor, "batch length"] | None = None,
         tap: Tap = identity,
-        out: Float[Tensor, "batch length vocab"] | Float[Tensor, "batch features"] | None = None,
-    ) -> (
-        Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
-    ):
+        out: Output | None = None,
+    ) -> Output:
         config = self.config
         known: KnownMask | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
             visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
             memory = self.encoder(source, visible, scope, known=known)
-            memory_mask, table = padding_mask(visible), self.token_embedding
+            mask, table = padding_mask(visible), self.token_embedding
             visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
             x = self.decoder(
-                target,
-                visible,
-                scope,
-                token_embedding=table,
-                memory=memory,
-                memory_mask=memory_mask,
-                memory_known=known,
+                target, visible, scope, token_embedding=table, memory=memory, memory_mask=mask, memory_known=known
             )
         elif config.architecture == "encoder":
             (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")

@@ -35,10 +35,7 @@ def merge_heads(x: Inexact[Array, "batch heads length head_dim"]) -> Inexact[Arr
 
 
 def project_heads(
-    parameters: Mapping[str, Array],
-    x: Inexact[Array, "batch length embed_dim"],
-    num_heads: int,
-    projection: Projection,
+    parameters: Mapping[str, Array], x: Inexact[Array, "batch length embed_dim"], num_heads: int, projection: Projection
 ) -> Inexact[Array, "batch heads length head_dim"]:
     """Query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""

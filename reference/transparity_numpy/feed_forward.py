@@ -27,10 +27,7 @@ def gated(
 
 
 def feed_forward(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "*batch embed_dim"],
-    tap: Tap = identity,
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "*batch embed_dim"], tap: Tap = identity
 ) -> Inexact[Array, "*batch embed_dim"]:
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""

@@ -31,11 +31,7 @@ class NumpyModule:
         self.training: dict[str, bool] = {}
 
     def __call__(
-        self,
-        *arrays: Any,
-        context: Mapping[str, Any] | None = None,
-        taps: dict[str, Any] | None = None,
-        **named: Any,
+        self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
         recorded: dict[str, Any] = {}
         arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)

@@ -17,9 +17,7 @@ from transparity_numpy.normalization import norm
 
 
 def transform_for_head(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "*batch embed_dim"],
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "*batch embed_dim"]
 ) -> Inexact[Array, "*batch embed_dim"]:
     """norm(activation(x Wᵀ + b)), in front of a head (Devlin et al. 2019, §3.1, and their code)."""
     return norm(

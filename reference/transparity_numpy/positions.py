@@ -58,9 +58,7 @@ def yarn_shares(config: TransformerConfig) -> Float64[Array, " pairs"]:
 
 
 def rotate(
-    x: Inexact[Array, "batch heads length head_dim"],
-    tables: RotaryTables,
-    layout: RopeLayout,
+    x: Inexact[Array, "batch heads length head_dim"], tables: RotaryTables, layout: RopeLayout
 ) -> Inexact[Array, "batch heads length head_dim"]:
     """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
     cosine, sine = tables

@@ -72,10 +72,7 @@ def step(
 
 
 def cache_for(
-    split: SplitModel,
-    tokens: Int[Array, "batch total_length"],
-    longest: int,
-    source: Int[Array, "batch keys"] | None,
+    split: SplitModel, tokens: Int[Array, "batch total_length"], longest: int, source: Int[Array, "batch keys"] | None
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config, structure, weights = split

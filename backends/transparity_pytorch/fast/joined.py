@@ -22,19 +22,13 @@ def can_be_joined(config: TransformerConfig) -> bool:
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
     """One linear map to the features of all, with a copy of their weights; those without a bias get one of zeros if
     another has one."""
-    joined = nn.utils.skip_init(
-        nn.Linear,
-        linears[0].in_features,
-        sum(linear.out_features for linear in linears),
-        bias=any(linear.bias is not None for linear in linears),
-        device=linears[0].weight.device,
-        dtype=linears[0].weight.dtype,
-    )
-    with torch.no_grad():
-        joined.weight.copy_(torch.cat(tuple(linear.weight for linear in linears)))
-        if joined.bias is not None:
-            zeros = joined.bias.new_zeros
-            joined.bias.copy_(torch.cat(tuple(zeros(len(it.weight)) if it.bias is None else it.bias for it in linears)))
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    state = {"weight": weight}
+    if any(linear.bias is not None for linear in linears):
+        zeros = weight.new_zeros
+        state["bias"] = torch.cat([zeros(it.out_features) if it.bias is None else it.bias.detach() for it in linears])
+    joined = nn.Linear(weight.shape[1], len(weight), bias="bias" in state, device="meta")
+    joined.load_state_dict(state, assign=True)
     return joined
 
 
@@ -53,13 +47,10 @@ class JoinedSelfAttention(SelfAttention):
     def project(
         self, x: Float[Tensor, "batch queries embed_dim"], rotary: RotaryTables | None, tap: Tap
     ) -> tuple[Tensor, Tensor, Tensor]:
-        counts = {
-            "query": self.config.num_heads,
-            "key": self.config.key_value_heads,
-            "value": self.config.key_value_heads,
-        }
-        parts = zip(counts.items(), self.joined(x).split(self.widths, dim=-1), strict=True)
-        query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in parts)
+        parts, shared = self.joined(x).split(self.widths, dim=-1), self.config.key_value_heads
+        counts = {"query": self.config.num_heads, "key": shared, "value": shared}
+        each = zip(counts.items(), parts, strict=True)
+        query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in each)
         query = normalize_and_rotate(self, "query", query, rotary, tap)
         return query, normalize_and_rotate(self, "key", key, rotary, tap), value
 

@@ -290,7 +290,7 @@ PLANTS = [
     *in_both(
         "memory-unmasked",
         "transformer",
-        ("memory_mask, table = padding_mask(visible),", "memory_mask, table = padding_mask(visible) | True,"),
+        ("mask, table = padding_mask(visible),", "mask, table = padding_mask(visible) | True,"),
         None,
         "forward.weights",
         "metamorphic.fully_padded_source_is_finite",

@@ -97,9 +97,7 @@ def as_precise_as(x: Array, value: Inexact[Array, "*batch"]) -> Inexact[Array, "
 
 
 def derivative(
-    function: Callable[[Mapping[str, Array]], Array],
-    parameters: Mapping[str, Array],
-    direction: Mapping[str, Array],
+    function: Callable[[Mapping[str, Array]], Array], parameters: Mapping[str, Array], direction: Mapping[str, Array]
 ) -> Inexact[Array, "*batch"]:
     """Derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 

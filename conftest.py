@@ -133,7 +133,8 @@ def _is_long(item: pytest.Item) -> bool:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send all claims about one subject to one process, to share models and compiled code; where expected values take
-    long to compute, send all subjects of a topic. More processes than `MANY` get the topics of a subject one by one."""
+    long to compute, send all subjects of a topic, and all over the ranks of one column, to launch them once. More
+    processes than `MANY` get the topics of a subject one by one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
@@ -145,6 +146,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             topic = claim.partition(".")[0]
             if self.numnodes > MANY:
                 return f"{topic} {subject}"
+            if topic == "sharding":
+                return f"{topic} {subject.partition('-')[0]}"
             return topic if topic in EXPECTED_SLOWLY else subject
 
     config.option.loadscopereorder = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,12 +26,12 @@ from transparity_flax.port import build as build_flax
 from transparity_flax.state.parameters import dump
 from transparity_pytorch.fast import fast_linear
 from transparity_pytorch.fast.fast_linear import (
+    ONE_ROW,
     LearningLinear,
     PackedLinear,
     can_be_packed,
     for_training,
     multiplied_by_one_row,
-    multiplied_in_parts,
     one_row_by_mkl,
 )
 from transparity_pytorch.port import build
@@ -114,21 +113,21 @@ def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: p
     np.testing.assert_allclose(logits, probe.oracle.expected["logits"], rtol=0, atol=budget)
 
 
-@pytest.mark.parametrize("product_of_one_row", [multiplied_by_one_row, multiplied_in_parts])
+@pytest.mark.parametrize("product", ONE_ROW)
 @pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_row_is_multiplied_as_several_are(
-    bias: bool, activation: str, product_of_one_row: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    bias: bool, activation: str, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its five results are no multiple of the threads, nor of the places that are read at once."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     torch.manual_seed(0)
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
     with torch.no_grad():
-        product = product_of_one_row(row, linear.weight, linear.bias, activation)
+        result = multiplied_by_one_row(row, linear.weight, linear.bias, activation, ONE_ROW[product])
         added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
         oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added, activation)
-    assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
+    assert difference(result.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ LEARNS_BY_MKL = MANY_BY_MKL or (has_mkl() and is_intel())
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """How MKL multiplies one row, where it is faster than oneDNN; None where it is not.
 
-    An Intel: at once, in 0.9 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
+    An Intel: at once, in 0.8 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
     product MKL leaves all to one thread. An AMD with AVX-512: not at all, tokens take 1.5 times as long as by oneDNN.
     """
     return "whole" if has_mkl() and is_intel() else "parts" if MANY_BY_MKL else None
@@ -124,38 +124,44 @@ def multiplied(
     return product
 
 
+def in_streams(
+    weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
+) -> Float[Tensor, " features_out"]:
+    """weight · row, to be compiled: one loop that reads the weight from `STREAMS` places at once comes closer to the
+    memory bandwidth than a library."""
+    whole = len(weight) // STREAMS * STREAMS
+    parts = (*weight[:whole].chunk(STREAMS), weight[whole:])
+    return torch.cat([(part * row).sum(dim=-1) for part in parts if len(part)])
+
+
+def in_parts(
+    weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
+) -> Float[Tensor, " features_out"]:
+    """weight · row by MKL: a part of the weight for each thread, as a batch of products. A single product of one row it
+    leaves to one thread."""
+    # A transposed row, not reshape(-1, 1): with a column's strides, MKL takes four times as long.
+    threads, column = torch.get_num_threads(), row[None].T
+    whole = len(weight) // threads * threads
+    parts = weight[:whole].view(threads, -1, len(row))
+    product = torch.bmm(parts, column.expand(threads, -1, -1)).view(-1)
+    return product if whole == len(weight) else torch.cat([product, weight[whole:] @ row])
+
+
+ONE_ROW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"whole": torch.mv, "parts": in_parts, "streams": in_streams}
+"""Products of a weight and one row; MKL's of a matrix and a vector takes 0.9 of the time of its product of matrices."""
+
+
 def multiplied_by_one_row(
     x: Float[Tensor, "*batch features_in"],
     weight: Float[Tensor, "features_out features_in"],
     bias: Float[Tensor, " features_out"] | None,
     activation: str,
+    product: Callable[[Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "*batch features_out"]:
-    """Compute `multiplied` for one row, to be compiled: one loop that reads the weight from `STREAMS` places at once
-    comes closer to the memory bandwidth than a library."""
-    row, whole = x.reshape(-1), len(weight) // STREAMS * STREAMS
-    parts = [(part * row).sum(dim=-1) for part in (*weight[:whole].chunk(STREAMS), weight[whole:]) if len(part)]
-    product = torch.cat(parts)
-    product = product if bias is None else product + bias
-    return (product.relu() if activation == "relu" else product).reshape(*x.shape[:-1], -1)
-
-
-def multiplied_in_parts(
-    x: Float[Tensor, "*batch features_in"],
-    weight: Float[Tensor, "features_out features_in"],
-    bias: Float[Tensor, " features_out"] | None,
-    activation: str,
-) -> Float[Tensor, "*batch features_out"]:
-    """Compute `multiplied` for one row by MKL: a part of the weight for each thread, as a batch of products. A single
-    product of one row it leaves to one thread."""
-    # A transposed row, not reshape(-1, 1): with a column's strides, MKL takes four times as long.
-    threads, row = torch.get_num_threads(), x.reshape(1, -1).T
-    whole = len(weight) // threads * threads
-    parts = weight[:whole].view(threads, -1, len(row))
-    product = torch.bmm(parts, row.expand(threads, -1, -1)).view(-1)
-    if whole < len(weight):
-        product = torch.cat([product, (weight[whole:] @ row)[:, 0]])
-    product = product if bias is None else product.add_(bias)
-    return (product.relu_() if activation == "relu" else product).reshape(*x.shape[:-1], -1)
+    """Compute `multiplied` for one row by `product` of the weight and the row."""
+    y = product(weight, x.reshape(-1))
+    y = y if bias is None else y + bias
+    return (y.relu() if activation == "relu" else y).reshape(*x.shape[:-1], -1)
 
 
 def product_into(
@@ -191,17 +197,15 @@ class PackedLinear(_SameLinear):
         self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
     ) -> Float[Tensor, "*batch features_out"]:
         is_compiled, is_one_row = torch.compiler.is_compiling(), x.numel() == x.shape[-1]
-        by_mkl = ONE_ROW_BY_MKL if is_one_row and not is_compiled and x.dtype == torch.float32 else None
-        if by_mkl == "whole" or not prefers_onednn(x, MANY_BY_MKL):
+        by_mkl = ONE_ROW_BY_MKL if is_one_row and x.dtype == torch.float32 else None
+        if by := "streams" if is_compiled and is_one_row else by_mkl:
+            return multiplied_by_one_row(x, self.weight, self.bias, activation, ONE_ROW[by])
+        if not prefers_onednn(x, MANY_BY_MKL):
             plain = F.linear(x, self.weight, self.bias)
             return plain.relu_() if activation == "relu" else plain
-        if is_compiled and is_one_row:
-            return multiplied_by_one_row(x, self.weight, self.bias, activation)
         if is_compiled:
             compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
             return compiled
-        if by_mkl == "parts":
-            return multiplied_in_parts(x, self.weight, self.bias, activation)
         return multiplied(x, self.packed, self.bias, activation)
 
 

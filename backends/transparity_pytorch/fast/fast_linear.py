@@ -53,7 +53,7 @@ LEARNS_BY_MKL = MANY_BY_MKL or (has_mkl() and is_intel())
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """How MKL multiplies one row, where it is faster than oneDNN; None where it is not.
 
-    An Intel: at once, in 0.8 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
+    An Intel: at once, in 0.9 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
     product MKL leaves all to one thread. An AMD with AVX-512: not at all, tokens take 1.5 times as long as by oneDNN.
     """
     return "whole" if has_mkl() and is_intel() else "parts" if MANY_BY_MKL else None
@@ -148,7 +148,7 @@ def in_parts(
 
 
 ONE_ROW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"whole": torch.mv, "parts": in_parts, "streams": in_streams}
-"""Products of a weight and one row; MKL's of a matrix and a vector takes 0.9 of the time of its product of matrices."""
+"""Products of a weight and one row."""
 
 
 def multiplied_by_one_row(

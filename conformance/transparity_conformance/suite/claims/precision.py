@@ -19,12 +19,15 @@ from transparity_conformance.suite.claims.forward import probes_for
 
 HELD = [(weights, activations) for half in HALF for weights, activations in ((half, None), (None, half), (half, half))]
 
-FEW = ("notes-lm", "qwen3-next")
 RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
 
 
 @claim(
-    dtypes=("float32",), quick=("float32",), cases=("notes-lm",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",)
+    dtypes=("float32",),
+    quick=("float32",),
+    cases=("notes-lm", "qwen3-next"),
+    all_cases=(*PRESETS, *RECURRENT),
+    all_in=("float32",),
 )
 def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """With weights, activations or both in half precision, every tap is within the rounding error of that precision."""

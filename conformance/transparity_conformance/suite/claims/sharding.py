@@ -77,7 +77,7 @@ TRAINED = (
     "adamw, of recurrences on 2 × 2",
 )
 
-GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2")
+GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:

@@ -61,7 +61,7 @@ def test_a_folder_of_images_frames_or_recurrences_agrees_with_its_own_checkpoint
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
 def test_recurrences_of_transformers_agree_in_half_precision(

@@ -195,7 +195,7 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
     if role == "head_transform":
         return "what is in front of the head is not distributed"
     if ".recurrence." in name:
-        return "a recurrence is not distributed yet"
+        return _why_recurrence_uncut(config, name, ranks)
     if config.key_value_rank and ".self_attention." in name:
         return "latent attention is not distributed yet"
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
@@ -207,6 +207,16 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
     role = "output" if role == "gate" and "attention." in name else role  # a gate of the heads' context
     count = heads.get(role, ranks)
     return f"{count} heads cannot be distributed over {ranks} ranks" if count % ranks else None
+
+
+def _why_recurrence_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
+    """Return why a parameter of a recurrence is not distributed over `ranks`, of which each would have whole heads of
+    keys, and the heads of values that share them."""
+    stack, _, layer, *_ = name.split(".")
+    if ".gated_norm." in name and config.for_layer(stack, int(layer)).mixer == "gated-delta":
+        return "one gain serves all heads"
+    heads = config.recurrent_key_heads
+    return f"{heads} heads of keys cannot be distributed over {ranks} ranks" if heads % ranks else None
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:

@@ -16,8 +16,9 @@ from transparity.parameters import initialize_parameters
 from transparity.protocol import Backend, Harness
 from transparity.sampling import Sampling
 from transparity.training import Training
-from transparity_conformance.oracle.budgets import epsilon
-from transparity_conformance.oracle.probes import probes
+from transparity_conformance.oracle.budgets import HALF, epsilon, rounded
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import as_numbers
 
 LOWEST = 2.0**-24
@@ -186,3 +187,13 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
         backend(probe.config, probe.parameters, dtype="float32").logits(**probe.inputs, out=logits[:1])
     with pytest.raises(InputError, match=r"out has the dtype (torch\.)?float32"):
         backend(probe.config, probe.parameters, dtype="float16").logits(**probe.inputs, out=logits)
+
+
+@pytest.mark.parametrize("case", [case for case, config in CASES.items() if config.is_recurrent])
+def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, case: str) -> None:
+    """What it forgets, it forgets by its decay: in half precision, a small change would be lost from a large state."""
+    config = CASES[case]
+    for half in set(backend.dtypes) & set(HALF):
+        _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[5, 6, 7]]), None)
+        state = as_numbers(cache["layers"][0]["recurrence"]["state"])
+        assert (state != rounded(state, half)).any(), half

@@ -90,6 +90,35 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
         assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name
 
 
+@pytest.mark.parametrize(
+    ("mixer", "compiler"),
+    [("state-space", "aot_eager")] + [pytest.param(mixer, "inductor", marks=pytest.mark.long) for mixer in RECURRENT],
+)
+def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, compiler: str) -> None:
+    """PyTorch's, whole, and where each chunk goes on from the one before."""
+    import torch
+
+    from transparity_pytorch.port import build, tensor
+    from transparity_pytorch.state.parameters import own, to_numpy
+    from transparity_pytorch.training.loss import cross_entropy
+
+    config = dataclasses.replace(RECURRENT[mixer], max_length=70)
+    parameters = probe_parameters(config, 6)
+    ours = Derivatives(config, parameters, {name: x[1:3] for name, x in mixed_inputs(config, 0, 70).items()})
+    model = build(config, parameters, dtype="float64").model
+    given = {name: tensor(value, None, "cpu") for name, value in {"targets": ours.targets, **ours.inputs}.items()}
+
+    @torch.compile(backend=compiler, fullgraph=True)
+    def loss(targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(model(**inputs), targets, config.pad_id)
+
+    loss(**given).backward()
+    actual = ours.along({name: to_numpy(value.grad) for name, value in own(model).items() if value.grad is not None})
+    assert sorted(actual) == sorted(ours.expected)
+    for name, expected in ours.expected.items():
+        assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name
+
+
 @EACH
 def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiating: Backend) -> None:
     """Adam's eps is as large as in a check: a gradient near it has its rounding multiplied by up to rate / eps."""

@@ -89,3 +89,16 @@ def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
     assert "head.weight: sharded by features, since 2 ranks do not divide 31" in flax.report(flax.plan(config, 2))
     few = dataclasses.replace(config, target_vocab_size=6)
     assert "head.weight: replicated, since 6 leave one of 4 ranks without any" in pytorch.report(pytorch.plan(few, 4))
+
+
+def test_ranks_have_whole_heads_of_keys_of_a_recurrence_and_what_shares_them(plans: Any) -> None:
+    scope = "decoder.layers.0.recurrence"
+    for case in ("qwen3-next", "mamba2"):
+        config = CASES[case]
+        cut, of = sharded(plans, config, 2), {name for name in parameter_shapes(config) if name.startswith(scope)}
+        whole = {"output.bias", *(("gated_norm.weight",) if case == "qwen3-next" else ())}
+        assert of - set(cut) == of & {f"{scope}.{name}" for name in whole}
+        assert {name: axis for name, axis in cut.items() if name in of and axis} == {f"{scope}.output.weight": 1}
+        assert not of & set(sharded(plans, config, 4))
+        why = "2 heads of keys cannot be distributed over 4 ranks"
+        assert f"{scope}.query_convolution.weight: replicated, since {why}" in plans.report(plans.plan(config, 4))

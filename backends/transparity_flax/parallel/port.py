@@ -118,10 +118,6 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     def _made(
         self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
     ) -> ShardedForward:
-        if config.is_recurrent:
-            raise BackendError(
-                "mixer is a recurrence, which is not distributed over ranks yet; one rank alone runs it."
-            )
         placed = plan(config, self.mesh.shape["tensor"])
         with x64_for(dtype):
             model = shard(config, self.mesh, placed, source, dtype)

@@ -149,7 +149,7 @@ def rates(
         strength = tap("beta", jax.nn.sigmoid(module.beta(x)))
     else:
         strength = step = tap("time_step", step.astype(x.dtype))
-    decay = tap("log_decay", log_decay(module, step).astype(x.dtype))
+    decay = tap("log_decay", log_decay(module, step))
     if cache is not None:
         decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
     return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))

@@ -20,6 +20,10 @@ PLACEMENTS: dict[str, Shard] = {
     r".*attention\.(query|key|value|gate)\.(weight|bias)": Shard(0),  # heads
     r".*attention\.sinks": Shard(0),  # heads
     r".*attention\.output\.weight": Shard(1),  # heads
+    r".*recurrence\.(query|key|value)(_convolution)?\.(weight|bias)": Shard(0),  # heads
+    r".*recurrence\.(decay|beta|gate|gated_norm)\.(weight|bias)": Shard(0),  # heads
+    r".*recurrence\.(time_step_bias|log_rate|skip)": Shard(0),  # heads
+    r".*recurrence\.output\.weight": Shard(1),  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": Shard(0),  # hidden features
     r".*\.feed_forward\.down\.weight": Shard(1),  # hidden features
     r"head\.(weight|bias)": Shard(0),  # vocabulary

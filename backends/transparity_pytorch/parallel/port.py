@@ -145,13 +145,15 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
     """Logits of a step; its cache is distributed over the tensor ranks as the heads of keys are."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
-        placed = layer.self_attention.key.weight
+        scope = layer.config.mixer_scope
+        placed = getattr(layer, scope).key.weight
         assert isinstance(placed, DTensor)
-        heads = [Shard(1) if placement.is_shard() else Replicate() for placement in placed.placements]
-        for name, value in kept["self_attention"].items():
+        for name, value in kept[scope].items():
             if not isinstance(value, DTensor):
+                axis = 2 if scope == "recurrence" and name != "state" else 1
+                heads = [Shard(axis) if placement.is_shard() else Replicate() for placement in placed.placements]
                 whole = distributed(value, placed.device_mesh, Replicate(), value)
-                kept["self_attention"][name] = whole.redistribute(placements=heads)
+                kept[scope][name] = whole.redistribute(placements=heads)
     return gathered(step(model, tokens, cache, **options))
 
 
@@ -191,10 +193,6 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
     def _made(
         self, config: TransformerConfig, source: Source, dtype: str, activations: str | None = None
     ) -> ShardedForward:
-        if config.is_recurrent:
-            raise BackendError(
-                "mixer is a recurrence, which is not distributed over ranks yet; one rank alone runs it."
-            )
         placed = plan(config, self.mesh["tensor"].size())
         root = shard(config, self.mesh, placed, source, getattr(torch, dtype))
         return ShardedForward(root, self.mesh, placed, getattr(torch, activations) if activations else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.experimental import implicit_replication, local_map
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.normalization import Norm
@@ -23,6 +25,11 @@ from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
 """What can be sliced, by the names of parameters: arrays, or the slices of a safetensors file."""
+
+
+BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
+"""Operators of a recurrence that DTensor does not distribute: along which axis of each argument heads are; in a result
+they are along axis 1."""
 
 
 class Root(nn.Module):
@@ -40,8 +47,27 @@ class Root(nn.Module):
 def on_mesh() -> Iterator[None]:
     """Context manager in which DTensors meet the model's own constants, which every rank makes alike, and attention
     is made of operators that DTensor distributes: it does not distribute the CPU's kernel."""
-    with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+    with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
+
+
+class _ByHeads(TorchFunctionMode):
+    """Context manager in which each rank applies the operators of `BY_HEADS` to its own heads."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, given: tuple[Any, ...] = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        if function not in BY_HEADS or not isinstance(given[0], DTensor):
+            return function(*given, **named)
+        cut = any(placement.is_shard() for x in given if x is not None for placement in x.placements)
+        ranks = given[0].device_mesh.size() if cut else 1
+        if "groups" in named:
+            named = named | {"groups": named["groups"] // ranks}
+        places = [[Shard(axis)] if cut else [Replicate()] for axis in (1, *BY_HEADS[function])]
+        taken = tuple(None if x is None else place for x, place in zip(given, places[1:], strict=False))
+        own = functools.partial(function, **named)
+        return local_map(own, places[0], taken, redistribute_inputs=True)(*given)
 
 
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:

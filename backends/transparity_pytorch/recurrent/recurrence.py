@@ -147,7 +147,7 @@ def rates(
         strength = tap("beta", torch.sigmoid(module.beta(x)))
     else:
         strength = step = tap("time_step", step.to(x.dtype))
-    decay = tap("log_decay", log_decay(module, step).to(x.dtype))
+    decay = tap("log_decay", log_decay(module, step))
     if cache is not None:
         decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
     return upcast(decay.transpose(1, 2)), upcast(strength.transpose(1, 2))

@@ -786,6 +786,13 @@ PLANTS = [
         "recurrence.steps",
     ),
     *in_both(
+        "decay-rounded-to-half-precision",
+        "recurrent.recurrence",
+        ('tap("log_decay", log_decay(module, step))', 'tap("log_decay", log_decay(module, step).to(x.dtype))'),
+        ('tap("log_decay", log_decay(module, step))', 'tap("log_decay", log_decay(module, step).astype(x.dtype))'),
+        "precision.decays_are_not_rounded",
+    ),
+    *in_both(
         "gated-norm-over-all-groups",
         "recurrent.recurrence",
         ("unflatten(-1, (config.recurrent_key_heads, -1))", "unflatten(-1, (1, -1))"),

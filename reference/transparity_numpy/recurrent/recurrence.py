@@ -153,7 +153,7 @@ def rates(
         strength = tap("beta", sigmoid(linear(parameters["beta"], x)))
     else:
         strength = step = tap("time_step", as_precise_as(x, step))
-    decay = tap("log_decay", as_precise_as(x, log_decay(parameters, step)))
+    decay = tap("log_decay", log_decay(parameters, step))
     if cache is not None:
         decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
     return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))

@@ -134,7 +134,7 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     dtypes=EVERY,
     of_reference=True,
     quick=("float32",),
-    cases=("walkthrough", "translation", "qwen3-next"),
+    cases=("walkthrough", "translation", "qwen3-next", "mamba2"),
     all_cases=FAMILIES,
     all_in=("float32",),
 )

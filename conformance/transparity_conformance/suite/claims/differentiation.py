@@ -53,7 +53,7 @@ def gradients_agree(bench: Bench, claim: str, case: str, ours: Derivatives, para
 
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
-FEW = ("qwen", "gemma", "t5")
+FEW = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
 """The cases of families if every model is compiled."""
 
 

@@ -15,19 +15,26 @@ from transparity_conformance.capabilities.decoding.teacher_forcing import behind
 from transparity_conformance.capabilities.requests import Request
 from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.budgets import WIDE, epsilon
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.families import mixed
 
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
 """Added to the logit of the end token: some continuations end early; all at once."""
 
+RECURRENT = ("qwen3-next", "mamba2")
+"""Cases whose cache is a state."""
+
 WAYS = ("translation", "notes-lm", "walkthrough")
 """Presets that differ in having a cache, a source and an end token, on which beam search and filling depend."""
+
+EVERY_WAY = (*WAYS, *RECURRENT)
 
 
 Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
@@ -35,11 +42,11 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
     """Return a small model, a prompt, and a source if it reads one; more tokens are generated than `max_length`."""
-    config = probes(case)["mixed"].config
+    probe = mixed(case) if case in CASES else probes(case)["mixed"]
+    config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
     parameters = probe_parameters(config, 7)
-    inputs = probes(case)["mixed"].inputs
-    source = inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
+    source = probe.inputs["source"][:ROWS, : config.max_length] if config.has_encoder else None
     prompt = np.arange(1, ROWS + 1)[:, None] if config.bos_id is None else np.full((ROWS, 1), config.bos_id)
     return config, parameters, prompt, source
 
@@ -57,7 +64,7 @@ def likeliest(bench: Bench, claim: str, case: str, model: Prompted) -> Iterator[
     yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
 
 
-@claim(quick=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float32",))
+@claim(quick=("float64",), cases=("translation",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",))
 def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
     for case in cases:
@@ -191,7 +198,9 @@ def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
                     yield record.exactly(f"row {row}, {how}", together[row], filled)
 
 
-@claim(dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=WAYS, all_in=("float64",))
+@claim(
+    dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",)
+)
 def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
     yield from _ragged(bench, "generation.ragged_prompts", cases)
@@ -229,7 +238,7 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) 
             yield record.within(f"scores of {beams} beams, length penalty {power:g}", scores, expected, budget)
 
 
-@claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=WAYS, all_in=("float64",))
+@claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",))
 def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Beam search finds the same continuation, token for token, with the same score."""
     yield from _beams(bench, "generation.beam_search", cases)

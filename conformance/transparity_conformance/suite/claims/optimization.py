@@ -41,6 +41,18 @@ CONFIG = preset("notes-lm").resized(
 CASES = {name: (CONFIG, training) for name, training in TRAININGS.items()}
 CASES["sgd, normalised by the batch"] = (dataclasses.replace(CONFIG, norm="batch"), TRAININGS["sgd"])
 
+RECURRENCES = CONFIG.with_sizes(
+    num_decoder_layers=2,
+    layer_types=("delta", "state"),
+    layer_overrides={"delta": {"mixer": "gated-delta"}, "state": {"mixer": "state-space"}},
+    recurrent_heads=4,
+    recurrent_key_heads=2,
+    recurrent_key_dim=2,
+    recurrent_value_dim=2,
+    convolution_width=2,
+)
+CASES["adamw, of recurrences"] = (RECURRENCES, TRAININGS["adamw"])
+
 
 @functools.cache
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:

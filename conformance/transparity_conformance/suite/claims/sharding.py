@@ -39,10 +39,17 @@ HEADS = 4
 OTHER_HEADS = {"bloom", "bart"}
 """Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
 
+
+def _with_heads(config: TransformerConfig) -> TransformerConfig:
+    """Return `config` with heads that every number of ranks divides, those of a recurrence too."""
+    heads = {} if config.attends_never else {"num_heads": HEADS}
+    recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
+    return config.with_sizes(**heads, **recurrent)
+
+
 ALL = {
-    name: config if name in OTHER_HEADS else config.with_sizes(num_heads=HEADS)
+    name: config if name in OTHER_HEADS else _with_heads(config)
     for name, config in ({name: preset(name).resized() for name in PRESETS} | CASES).items()
-    if not config.is_recurrent  # which a sharded port refuses
 }
 
 
@@ -56,16 +63,21 @@ def _over(*cases: str) -> tuple[str, ...]:
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 
 
-DECODED = ("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1")
-"""Caches whose heads are sharded, and others: of gemma's keys there is one head."""
+DECODED = (
+    *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
+    *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
+)
+"""Caches whose heads are sharded, and others: of gemma's keys there is one head, of a recurrence's two."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
     "adamw, clipped and warmed up on 2 × 2",
     "sgd with momentum on 4 × 1",
+    "adamw, of recurrences on 1 × 2",
+    "adamw, of recurrences on 2 × 2",
 )
 
-GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2")
+GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 × 2", "qwen3-next on 1 × 2")
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
@@ -116,8 +128,8 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     dtypes=("float64",),
     quick=(),
     sharded=True,
-    cases=("notes-lm on 2 × 1", "qwen on 1 × 2", "batch on 2 × 2"),
-    all_cases=_over("notes-lm", "qwen", "batch"),
+    cases=("notes-lm on 2 × 1", "qwen on 1 × 2", "batch on 2 × 2", "qwen3-next on 1 × 2", "mamba2 on 2 × 2"),
+    all_cases=_over("notes-lm", "qwen", "batch", "qwen3-next", "mamba2"),
     all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:

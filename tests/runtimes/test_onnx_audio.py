@@ -1,0 +1,108 @@
+"""Graphs of audio: Whisper of transformers as one graph, and as an encoder and a decoder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtimes.conftest import Check
+
+with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+    warnings.simplefilter("ignore")
+    import transformers
+
+Hub = Callable[[str], Path]
+Tensors = tuple[torch.Tensor, ...]
+FREE = {
+    "input_features": {0: "batch"},
+    "encoder_hidden_states": {0: "batch", 1: "source"},
+    "decoder_input_ids": {0: "batch", 1: "length"},
+    "input_ids": {0: "batch", 1: "length"},
+}
+
+
+class Whisper(torch.nn.Module):
+    """The logits of tokens beside frames, or beside what the encoder makes of them."""
+
+    def __init__(self, model: Any, *, encoded: bool) -> None:
+        super().__init__()
+        self.model, self.encoded = model, encoded
+
+    def forward(self, source: torch.Tensor, tokens: torch.Tensor) -> Any:
+        given: dict[str, Any] = {"encoder_outputs": (source,)} if self.encoded else {"input_features": source}
+        # Without a mask, transformers looks for packed sequences, by an operator that this exporter lacks.
+        given |= {"decoder_input_ids": tokens, "decoder_attention_mask": torch.ones_like(tokens)}
+        return self.model(**given, use_cache=False).logits
+
+
+class Encoder(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_features: torch.Tensor) -> Any:
+        return self.model.model.encoder(input_features).last_hidden_state
+
+
+def whisper(checkpoint: Path, fields: dict[str, Any]) -> Any:
+    options = {"attn_implementation": "eager", **fields}
+    return transformers.WhisperForConditionalGeneration.from_pretrained(checkpoint, **options).eval()
+
+
+def written(part: torch.nn.Module, given: Tensors, names: list[str], output: str, path: Path) -> Path:
+    axes = {name: FREE[name] for name in names} | {output: {0: "batch", 1: "length"}}
+    named: dict[str, Any] = {"input_names": names, "output_names": [output], "dynamic_axes": axes, "dynamo": False}
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(part, given, str(path), **named)
+    return path
+
+
+def one_graph(checkpoint: Path, path: Path, **fields: Any) -> Path:
+    model = whisper(checkpoint, fields)
+    frames = torch.randn(2, model.config.num_mel_bins, 2 * model.config.max_source_positions)
+    given, names = (frames, torch.randint(1, 20, (2, 5))), ["input_features", "decoder_input_ids"]
+    return written(Whisper(model, encoded=False), given, names, "logits", path)
+
+
+def two_graphs(checkpoint: Path, folder: Path, **fields: Any) -> Path:
+    model = whisper(checkpoint, fields)
+    folder.mkdir()
+    frames = torch.randn(2, model.config.num_mel_bins, 2 * model.config.max_source_positions)
+    encoder, decoder = folder / "encoder_model.onnx", folder / "decoder_model.onnx"
+    written(Encoder(model), (frames,), ["input_features"], "last_hidden_state", encoder)
+    memory, names = torch.randn(2, 5, model.config.d_model), ["encoder_hidden_states", "input_ids"]
+    written(Whisper(model, encoded=True), (memory, torch.randint(1, 20, (2, 4))), names, "logits", decoder)
+    return folder
+
+
+MADE: dict[str, Callable[..., Path]] = {"made.onnx": one_graph, "made": two_graphs}
+
+
+@pytest.mark.parametrize("graphs", MADE)
+def test_a_graph_of_audio_agrees(graphs: str, hub: Hub, check: Check, tmp_path: Path) -> None:
+    checked = check(MADE[graphs](hub("whisper"), tmp_path / graphs), "--checkpoint", hub("whisper"))
+    assert checked.exit_code == 0, checked.errors
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("graphs", MADE)
+def test_a_mistake_in_a_graph_of_audio_is_found_at_its_node(
+    graphs: str, hub: Hub, check: Check, tmp_path: Path
+) -> None:
+    wrong = MADE[graphs](hub("whisper"), tmp_path / graphs, activation_function="relu")
+    checked = check(wrong, "--checkpoint", hub("whisper"))
+    assert (checked.exit_code, set(checked.causes)) == (1, {"activation"}), checked.errors
+    source = checked.report["faults"][0]["source"]
+    assert "Relu(" in source["code"] and "encoder" in source["code"]
+
+
+@pytest.mark.parametrize("graphs", MADE)
+def test_a_graph_of_audio_is_no_model_of_texts(graphs: str, hub: Hub, check: Check, tmp_path: Path) -> None:
+    checked = check(MADE[graphs](hub("whisper"), tmp_path / graphs), "--checkpoint", hub("t5"))
+    assert checked.exit_code == 2
+    said = " ".join(checked.errors.split())
+    assert "takes frames of audio, and the model of the checkpoint token ids; expected" in said

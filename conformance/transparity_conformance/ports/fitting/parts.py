@@ -86,7 +86,9 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
     maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
     weights = softmaxes(heard.operations, batch, lengths)
     refuse_experts(maps, heard.operations)
-    over_time = convolutions_in(heard.operations, values, batch, lengths[-1]) if causal else []
+    taken = {*front, *(one.name.partition("[")[0] for one in maps)}
+    kernels = {name: value for name, value in values.items() if name not in taken}
+    over_time = convolutions_in(heard.operations, kernels, batch, lengths[-1]) if causal else []
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=grouped(over_time, maps))
     head = _head(rest, heard.output, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)

@@ -108,6 +108,15 @@ class End:
 
 
 @dataclass
+class _Branches:
+    """A layer of parallel branches: its input, the attention's input, and the sum of the branches so far."""
+
+    entered: np.ndarray
+    attended: np.ndarray
+    added: np.ndarray
+
+
+@dataclass
 class Walk:
     """One stack: its embedding, its sublayers by our names, and what reads its output."""
 
@@ -141,14 +150,14 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
-        entered, attended = x, x
+        branches = _Branches(x, x, np.zeros_like(x))
         for name, sublayer in self.sublayers:
             given = given_to(sublayer, self.width)
             if made.branches != "sequential":
-                streams = self._branch(made, norms, name, sublayer, (entered, attended, x))
-                if streams is None:
+                behind = self._branch(made, norms, name, sublayer, branches, x)
+                if behind is None:
                     return None
-                entered, attended, x = streams
+                x = behind
                 continue
             if made.position in ("post", "branch"):
                 if not is_same(x, given):
@@ -177,22 +186,23 @@ class Walk:
         return x
 
     def _branch(
-        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, streams: tuple[np.ndarray, ...]
-    ) -> tuple[np.ndarray, ...] | None:
-        """A sublayer that is a branch of its layer: the layer's input, the attention's input and the stream behind."""
-        entered, attended, x = streams
+        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, branches: _Branches, x: np.ndarray
+    ) -> np.ndarray | None:
+        """The stream behind a sublayer that is a branch of its layer; None if the places of the norms are wrong."""
         given = given_to(sublayer, self.width)
         if not isinstance(sublayer, FeedForward):
-            entered, attended = x, given
+            branches.entered, branches.attended, branches.added = x, given, np.zeros_like(x)
         if made.branches == "parallel-one-norm" and isinstance(sublayer, FeedForward):
-            if not is_same(attended, given):
+            if not is_same(branches.attended, given):
                 return None
         else:
-            norm = norms.between(entered, given)
+            norm = norms.between(branches.entered, given)
             if norm is None:
                 return None
             self._take(norms, made, f"{name}_norm", norm)
-        return entered, attended, x + made_by(sublayer)[1]
+        at, y = made_by(sublayer)
+        branches.added = branches.added + y
+        return self._added(made, branches.entered, branches.added, at)
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""

@@ -12,6 +12,8 @@ from transparity.config import TransformerConfig
 from transparity.taps import recording
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.fitting.found import Found
+from transparity_conformance.ports.fitting.mixture.experts import Experts
+from transparity_conformance.ports.fitting.mixture.reading import read_experts
 from transparity_conformance.ports.fitting.padding import read_masks
 from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.reading import read_attention
@@ -104,6 +106,8 @@ def _biases_and_maps(found: Found, parts: Parts) -> None:
         if attention.gate is not None:
             found.put(f"{name}.gate", attention.gate, bias=fields["qkv_bias"])
         found.put(f"{name}.output", attention.output, bias=fields["output_bias"])
+    routed = [(name, each) for name, each in every if isinstance(each, Experts)]
+    read_experts(found, routed, beside_others=bool(forwards))
     if not forwards:
         return
     activation, is_swapped = activation_of([one.made for one in forwards[0][1].ups], forwards[0][1].down.given)

@@ -120,6 +120,8 @@ def sums_of(
         value = operation.value.reshape(looked_up.shape)
         floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
         fitted = float((differing * across).sum() / (across * across).sum())
+        if np.abs(fitted * across).max() <= floor:  # zeros, or positions alone
+            continue
 
         def error(factor: float, differing: np.ndarray = differing) -> float:
             return difference(across * factor, differing)

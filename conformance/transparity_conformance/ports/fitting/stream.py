@@ -165,7 +165,8 @@ class Walk:
             if made.position == "pre":
                 x = self._added(made, x, y, at)
                 continue
-            found = next(self._after(norms, x + y if made.position == "post" else y, at, at + AHEAD), None)
+            normed = self._added(made, x, y, at) if made.position == "post" else y
+            found = next(self._after(norms, normed, at, at + AHEAD), None)
             if found is None:
                 return None
             norm, result = found

@@ -238,7 +238,7 @@ def _gated(
         rest = [one for one in projections if one is not value]
         made = Attention(softmax, value, value, value, output, begins)
         context = _context(made) if value.made.shape[-1] % made.head_dim == 0 else np.empty(0)
-        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) > 1:
+        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) != 1:
             continue
         columns = Columns(rest)
         chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))

@@ -126,6 +126,13 @@ def test_every_variant_is_a_model_of_its_family(family: str) -> None:
     assert names & eps or family in ("bart", "distilbert", "marian", "opt")  # whose eps is no field
 
 
+def test_an_older_form_of_a_scaling_has_all_of_its_numbers() -> None:
+    scaling = {"rotary_scaling": "longrope", "rotary_short_factors": (1.0, 1.5), "rotary_long_factors": (2.0, 6.5)}
+    config = dataclasses.replace(example_config("phi3"), rotary_original_length=16, **scaling)  # type: ignore[arg-type]
+    (older,) = (each for change in variants_of("phi3", config) for each in change if '"type": "longrope"' in each.value)
+    assert all(name in older.value for name in ("short_factor", "long_factor"))
+
+
 @pytest.mark.long
 def test_the_variants_have_what_a_port_forgets() -> None:
     asked = {

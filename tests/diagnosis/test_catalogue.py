@@ -17,6 +17,7 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
 from transparity_conformance.diagnosis import faults
+from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.fault import Hypothesis
 from transparity_conformance.diagnosis.faults.parameters import of_layer
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
@@ -91,3 +92,11 @@ def test_any_two_faults_of_a_formula_are_made_together_or_exclude_each_other(cas
             with contextlib.suppress(Impossible):
                 pair = Hypothesis(one, (site,)), Hypothesis(other, (site,))
                 assert walk(probe, {}, pair, until=site, base=base)[site].shape == base.computed[site].shape
+
+
+def test_a_fault_of_a_router_is_not_tried_in_the_sum_of_the_experts() -> None:
+    chosen, weights, output = (
+        f"decoder.layers.1.feed_forward.{tap}" for tap in ("router_chosen", "router_weights", "output")
+    )
+    assert len({tap_kind(chosen), tap_kind(weights), tap_kind(output)}) == 3
+    assert tap_kind(output) == tap_kind("decoder.layers.0.feed_forward.hidden")

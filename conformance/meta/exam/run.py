@@ -22,7 +22,7 @@ from transparity_conformance import check
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
-from transparity_conformance.oracle.probes import Probe, probe_parameters
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.ports.loader.hub import loaded_here
 from transparity_conformance.ports.process.running import built, run
 from transparity_conformance.report.audit.result import CAUSES
@@ -124,12 +124,15 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """One row of `tokens` ordinary tokens in each stack."""
+    """One image, or one row of `tokens` ordinary tokens in each stack, with an end token where that is pooled."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
-    inputs = {}
-    for name in config.input_names:
+    drawn = mixed_inputs(config)
+    inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}
+    for name in config.token_inputs:
         vocabulary = range(config.stack_vocab_size(config.input_stack(name)))
         inputs[name] = random.choice([token for token in vocabulary if token not in special], (1, length))
+        if config.is_pooled and config.pooling == "eos":
+            inputs[name][:, -1] = config.eos_id
     further = {
         name: np.ones((1, length), np.int64) if name == "attention_mask" else np.zeros((1, length), np.int64)
         for name in config.further_inputs

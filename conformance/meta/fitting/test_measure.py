@@ -11,8 +11,9 @@ from meta.fitting.measure import compared, outcome
 from transparity_conformance.ports.fitting.fit import fit
 from transparity_conformance.ports.fitting.templates import differences
 
-SAMPLE = (0, 2, 3, 4)
-"""Seeds that take a second each."""
+SAMPLE = (0, 2, 3, 4, 5003, 5005, 5013, 5021)
+"""Seeds that take a few seconds each. The last four have a multiplier of parallel branches, kernels of fewer features
+than positions, and a multiplier of tokens beside positions (twice)."""
 
 
 @pytest.mark.long

@@ -171,13 +171,13 @@ def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
 
 
 def tap_kind(tap: str) -> str:
-    """`norms` for every norm's tap, `scores` for all scores, and so on."""
+    """`norms` for every norm's tap, `scores` for all scores, and so on: faults are made at all taps of a kind."""
     last = tap.rpartition(".")[2]
     if last in ("query", "key", "value"):
         return "query_key_value"
     if last.endswith("_norm"):
         return "norms"
-    if "feed_forward." in tap:
+    if "feed_forward." in tap and not last.startswith("router"):
         return "feed_forward"
     if tap.endswith("attention.output"):
         return "attention_output"

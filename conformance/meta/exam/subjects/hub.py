@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,10 @@ LONGER = {"max_position_embeddings": 37}
 
 FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
 FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}
-FIELDS |= {"roberta": {"max_position_embeddings": 39}}
+FIELDS |= {"roberta": {"max_position_embeddings": 39}, "whisper": {"max_target_positions": 37}}
+_EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next")
+_OTHERS = ("cohere", "gemma3_text", "granite", "gpt_neox", "mamba2", "ministral3", "olmo2", "phi3", "smollm3")
+FIELDS |= dict.fromkeys((*_EXPERTS, *_OTHERS, "clip_text_model", "modernbert"), LONGER)
 
 
 def load(folder: str) -> Any:
@@ -39,6 +44,16 @@ def translator(folder: str) -> Any:
 
 def eager_translator(folder: str) -> Any:
     return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager")
+
+
+def named(folder: str) -> Any:
+    """The class that config.json names."""
+    name = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    return getattr(transformers, name).from_pretrained(folder)
+
+
+def listener(folder: str) -> Any:
+    return transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder)
 
 
 class Cached:

@@ -182,8 +182,8 @@ def _written_forms(write: Write, config: TransformerConfig) -> Iterator[Variant]
         yield Variant("rope_parameters", f"{new} (alone, as in transformers 5)", other, config, fields=five)
         # transformers 5 does not read the older form of a family that has one block for each kind of layer
         if scaling and "rope_type" in fields["rope_parameters"]:
-            older = {"type": scaling["rope_type"], "factor": scaling["factor"]}
-            yield Variant(name, as_text(older), other, config, fields={**four, "rope_scaling": older})
+            older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}
+            yield Variant("rope_scaling", as_text(older), other, config, fields={**four, "rope_scaling": older})
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:

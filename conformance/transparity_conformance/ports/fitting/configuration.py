@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ from transparity.config import TransformerConfig
 from transparity.taps import recording
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.ports.fitting.found import Found
+from transparity_conformance.ports.fitting.mixture.experts import Experts
+from transparity_conformance.ports.fitting.mixture.reading import read_experts
 from transparity_conformance.ports.fitting.padding import read_masks
 from transparity_conformance.ports.fitting.parts import Parts
 from transparity_conformance.ports.fitting.reading import read_attention
@@ -21,9 +22,12 @@ from transparity_conformance.ports.fitting.subject import FitError, Heard, Subje
 from transparity_conformance.ports.fitting.values.embedding import Embedding
 from transparity_conformance.ports.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
 from transparity_conformance.ports.fitting.values.norms import eps_besides, kind_and_eps
-from transparity_conformance.ports.fitting.values.numbers import is_same
+from transparity_conformance.ports.fitting.values.numbers import digits, is_same, settle
 from transparity_conformance.ports.fitting.values.pooling import pooled_states, pooling_fields
 from transparity_numpy.transformer import transformer
+
+FEW = 3
+"""Digits up to which another multiplier may as well have been chosen."""
 
 NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
@@ -104,6 +108,8 @@ def _biases_and_maps(found: Found, parts: Parts) -> None:
         if attention.gate is not None:
             found.put(f"{name}.gate", attention.gate, bias=fields["qkv_bias"])
         found.put(f"{name}.output", attention.output, bias=fields["output_bias"])
+    routed = [(name, each) for name, each in every if isinstance(each, Experts)]
+    read_experts(found, routed, beside_others=bool(forwards))
     if not forwards:
         return
     activation, is_swapped = activation_of([one.made for one in forwards[0][1].ups], forwards[0][1].down.given)
@@ -169,13 +175,21 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
         if each.position_table is not None:
             table = subject.values[each.position_table]
             found.parameters[f"{name}.position_embedding.weight"] = table.reshape(-1, table.shape[-1])
-    last = parts.last.embedding
-    is_by_width = math.isclose(last.scale, last.value.shape[1] ** 0.5, rel_tol=1e-6)
-    found.fields |= {
-        "embedding_scale": "embed_dim" if is_by_width else "none",
-        "embedding_multiplier": 1.0 if is_by_width else last.scale,
-    }
+    _token_scale(found, parts.last.embedding)
     _positions(found, subject, parts)
+
+
+def _token_scale(found: Found, last: Embedding) -> None:
+    """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
+    root = last.value.shape[1] ** 0.5
+    by_width = settle(last.scale / root, lambda tried: abs(tried * root / last.scale - 1), (), "float32")
+    options = [("none", last.scale), ("embed_dim", by_width)]
+    name, multiplier = min(options, key=lambda each: (each[1] != 1, digits(each[1])))
+    found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
+    same = [f"{each} with the multiplier {m:g}" for each, m in options if each != name and digits(m) <= FEW]
+    if same and last.scale != 1:
+        found.untold["embedding_scale"] = f"{same[0]} computes the same"
+        found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
 
 
 def _positions(found: Found, subject: Subject, parts: Parts) -> None:

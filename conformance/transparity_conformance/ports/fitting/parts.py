@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.ports.fitting.recurrent.convolutions import convolutions_in, grouped
+from transparity_conformance.ports.fitting.mixture.experts import Experts, experts_in
+from transparity_conformance.ports.fitting.recurrent.convolutions import Convolution, convolutions_in, grouped
 from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
 from transparity_conformance.ports.fitting.signals.embedding import frame_embedding, image_embedding
 from transparity_conformance.ports.fitting.stream import End, Stream, Walk
@@ -21,7 +22,6 @@ from transparity_conformance.ports.fitting.structure import (
 )
 from transparity_conformance.ports.fitting.subject import FitError, Heard, Subject
 from transparity_conformance.ports.fitting.values.embedding import Embedding, embedding
-from transparity_conformance.ports.fitting.values.experts import refuse_experts
 from transparity_conformance.ports.fitting.values.linears import Linear, linears
 from transparity_conformance.ports.fitting.values.norms import Norms
 from transparity_conformance.ports.fitting.values.numbers import is_same
@@ -85,9 +85,11 @@ def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool =
     front = {name for each in embeddings.values() for name in each.used}
     maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
     weights = softmaxes(heard.operations, batch, lengths)
-    refuse_experts(maps, heard.operations)
-    over_time = convolutions_in(heard.operations, values, batch, lengths[-1]) if causal else []
-    found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=grouped(over_time, maps))
+    experts = experts_in(maps, heard.operations, values)
+    maps = [one for one in maps if not any(one.name in each.names for each in experts)]
+    taken = front.union(*(each.names for each in experts))
+    over_time = _recurrences(subject, heard, maps, taken) if causal else []
+    found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
     head = _head(rest, heard.output, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
     split = _split(found, lengths)
@@ -139,6 +141,17 @@ def _streams(
     )
 
 
+def _recurrences(
+    subject: Subject, heard: Heard, maps: Sequence[Linear], taken: set[str]
+) -> list[tuple[list[Convolution], list[Linear]]]:
+    """The convolutions of every recurrence, and the maps of its input; what is used as a linear map, or `taken` by
+    other parts, is no kernel."""
+    used = taken | {one.name.partition("[")[0] for one in maps}
+    kernels = {name: value for name, value in subject.values.items() if name not in used}
+    batch, length = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())[-1]
+    return grouped(convolutions_in(heard.operations, kernels, batch, length), maps)
+
+
 def _embedding(subject: Subject, heard: Heard, name: str) -> Embedding:
     if name == "pixels":
         return image_embedding(heard, subject.values)
@@ -165,7 +178,7 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
     """The sublayers by our names; raises `FitError` unless every layer has an attention and a feed-forward."""
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
-    has_none = not any(isinstance(each, FeedForward) for each in found)
+    has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
     for each in found:
         if has_none and position:
             layer, position = layer + 1, 0

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import Branches, NormPosition
-from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.ports.fitting.mixture.experts import Experts
 from transparity_conformance.ports.fitting.structure import Attention, FeedForward, Sublayer
 from transparity_conformance.ports.fitting.values.norms import Norm, Norms
 from transparity_conformance.ports.fitting.values.numbers import difference, digits, is_same, settle
@@ -56,6 +56,8 @@ def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: flo
 
 def _factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
     """The number by which `x` is multiplied to be `made`; None if there is none."""
+    if not x.any():
+        return None
     factor = float((x * made).sum() / (x * x).sum())
     if not is_same(x * factor, made):
         return None
@@ -67,20 +69,6 @@ WAYS: tuple[tuple[NormPosition, Branches], ...] = (
     ("pre", "parallel"),
     ("pre", "parallel-one-norm"),
 )
-
-
-def given_to(sublayer: Sublayer, width: int) -> np.ndarray:
-    """The input of a sublayer (rows, width)."""
-    if isinstance(sublayer, Recurrence):
-        return sublayer.given.reshape(-1, width)
-    linear = sublayer.query if isinstance(sublayer, Attention) else sublayer.ups[0]
-    return linear.given.reshape(-1, width)
-
-
-def made_by(sublayer: Sublayer) -> tuple[int, np.ndarray]:
-    """The output of a sublayer, with the index of its operation."""
-    linear = sublayer.down if isinstance(sublayer, FeedForward) else sublayer.output
-    return linear.at, linear.made
 
 
 def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
@@ -105,6 +93,15 @@ class End:
             yield x, True
         for choice in self.choices:
             yield choice @ x, not is_mean(choice)
+
+
+@dataclass
+class _Branches:
+    """A layer of parallel branches: its input, the attention's input, and the sum of the branches so far."""
+
+    entered: np.ndarray
+    attended: np.ndarray
+    added: np.ndarray
 
 
 @dataclass
@@ -141,14 +138,14 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
-        entered, attended = x, x
+        branches = _Branches(x, x, np.zeros_like(x))
         for name, sublayer in self.sublayers:
-            given = given_to(sublayer, self.width)
+            given = sublayer.given.reshape(-1, self.width)
             if made.branches != "sequential":
-                streams = self._branch(made, norms, name, sublayer, (entered, attended, x))
-                if streams is None:
+                behind = self._branch(made, norms, name, sublayer, branches, x)
+                if behind is None:
                     return None
-                entered, attended, x = streams
+                x = behind
                 continue
             if made.position in ("post", "branch"):
                 if not is_same(x, given):
@@ -164,11 +161,12 @@ class Walk:
                 and not self._reads_memory(made, norms, name, sublayer)
             ):
                 return None
-            at, y = made_by(sublayer)
+            at, y = sublayer.result
             if made.position == "pre":
                 x = self._added(made, x, y, at)
                 continue
-            found = next(self._after(norms, x + y if made.position == "post" else y, at, at + AHEAD), None)
+            normed = self._added(made, x, y, at) if made.position == "post" else y
+            found = next(self._after(norms, normed, at, at + AHEAD), None)
             if found is None:
                 return None
             norm, result = found
@@ -177,22 +175,24 @@ class Walk:
         return x
 
     def _branch(
-        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, streams: tuple[np.ndarray, ...]
-    ) -> tuple[np.ndarray, ...] | None:
-        """A sublayer that is a branch of its layer: the layer's input, the attention's input and the stream behind."""
-        entered, attended, x = streams
-        given = given_to(sublayer, self.width)
-        if not isinstance(sublayer, FeedForward):
-            entered, attended = x, given
-        if made.branches == "parallel-one-norm" and isinstance(sublayer, FeedForward):
-            if not is_same(attended, given):
+        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, branches: _Branches, x: np.ndarray
+    ) -> np.ndarray | None:
+        """The stream behind a sublayer that is a branch of its layer; None if the places of the norms are wrong."""
+        given = sublayer.given.reshape(-1, self.width)
+        is_forward = isinstance(sublayer, FeedForward | Experts)
+        if not is_forward:
+            branches.entered, branches.attended, branches.added = x, given, np.zeros_like(x)
+        if made.branches == "parallel-one-norm" and is_forward:
+            if not is_same(branches.attended, given):
                 return None
         else:
-            norm = norms.between(entered, given)
+            norm = norms.between(branches.entered, given)
             if norm is None:
                 return None
             self._take(norms, made, f"{name}_norm", norm)
-        return entered, attended, x + made_by(sublayer)[1]
+        at, y = sublayer.result
+        branches.added = branches.added + y
+        return self._added(made, branches.entered, branches.added, at)
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""

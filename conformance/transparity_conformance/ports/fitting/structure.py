@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from transparity_conformance.ports.fitting.mixture.experts import Experts
 from transparity_conformance.ports.fitting.recurrent.columns import Columns
 from transparity_conformance.ports.fitting.recurrent.convolutions import Convolution
 from transparity_conformance.ports.fitting.recurrent.mixers import Recurrence
@@ -36,6 +37,16 @@ class Attention:
     """The module's names of the parameters that hold it beside the query and the key."""
 
     @property
+    def given(self) -> np.ndarray:
+        """What it reads (rows, width)."""
+        return self.query.given
+
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        """Its output, with the index of its operation."""
+        return self.output.at, self.output.made
+
+    @property
     def heads(self) -> int:
         return self.softmax.weights.shape[1]
 
@@ -62,11 +73,21 @@ class FeedForward:
     ups: tuple[Linear, ...]
     down: Linear
 
+    @property
+    def given(self) -> np.ndarray:
+        """What it reads (rows, width)."""
+        return self.ups[0].given
+
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        """Its output, with the index of its operation."""
+        return self.down.at, self.down.made
+
 
 Mixer = Attention | Recurrence
 """What a layer begins with."""
 
-Sublayer = Mixer | FeedForward
+Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 """That by which a mixer is found: the weights of attention; or the convolutions of a recurrence and its maps."""
@@ -105,6 +126,7 @@ def sublayers(
     *,
     keys_first: bool,
     recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
+    experts: Sequence[Experts] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
     """The sublayers in the order in which they run, and the maps behind the last.
 
@@ -114,8 +136,10 @@ def sublayers(
         width: the features of a token.
         keys_first: whether keys are made before queries where their shapes do not tell.
         recurrences: the convolutions of every recurrence, and the maps of its input.
+        experts: those behind every router.
     """
     found: list[Sublayer] = []
+    routed = {each.router: each for each in experts}
     unsorted: list[Anchor] = [*weights, *recurrences]
     anchors = sorted(unsorted, key=_end_of)
     ends = [_end_of(each) for each in anchors]
@@ -130,7 +154,7 @@ def sublayers(
             found.append(_attention(anchor, projections, behind[0], begins, keys_first=keys_first))
         else:
             found.append(Recurrence(*anchor, behind[0], begins))
-        feed, projections = _feed_forward(behind[1:], width, is_last=anchor is anchors[-1])
+        feed, projections = _feed_forward(behind[1:], width, routed, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
 
@@ -146,8 +170,13 @@ def _end_of(anchor: Anchor) -> int:
 _FORMS = "separate maps, or one for query, key and value in this order, are understood."
 
 
-def _feed_forward(rest: Sequence[Linear], width: int, *, is_last: bool) -> tuple[list[Sublayer], list[Linear]]:
-    """The feed-forward at the beginning of the maps between two attentions, if there is one, and the maps behind it."""
+def _feed_forward(
+    rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
+) -> tuple[list[Sublayer], list[Linear]]:
+    """The feed-forward at the beginning of the maps between two attentions, or the experts of a router there, if there
+    is one, and the maps behind it."""
+    if rest and rest[0] in routed:
+        return [routed[rest[0]]], list(rest[1:])
     groups = [list(group) for group in _of_one_input(rest)]
     is_feed = len(groups) > (1 if is_last else 2) and len(groups[0]) <= 2 and len(groups[1]) == 1
     if not is_feed or groups[1][0].weight.shape[0] != width:
@@ -209,7 +238,7 @@ def _gated(
         rest = [one for one in projections if one is not value]
         made = Attention(softmax, value, value, value, output, begins)
         context = _context(made) if value.made.shape[-1] % made.head_dim == 0 else np.empty(0)
-        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) > 1:
+        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) != 1:
             continue
         columns = Columns(rest)
         chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))

@@ -24,6 +24,7 @@ SIZES = {
     "num_encoder_layers",
     "num_decoder_layers",
     "feed_forward_dim",
+    "experts_per_token",
     "rotary_dim",
     "rotary_original_length",
     "rotary_short_factors",
@@ -72,10 +73,14 @@ def templates() -> Mapping[str, TransformerConfig]:
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """The fields besides sizes in which `config` differs from `template`, with both values, the template's first."""
+    """The fields besides sizes in which `config` differs from `template`, with both values, the template's first; a
+    number of experts is a size unless one has none."""
     names = [name for name in FIELD_TYPES if name not in SIZES | NOT_RUN]
     pairs = {name: (getattr(template, name), getattr(config, name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    is_size = all(pairs["num_experts"])
+    return {
+        name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (is_size and name == "num_experts")
+    }
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:

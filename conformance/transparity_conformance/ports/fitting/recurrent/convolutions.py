@@ -42,12 +42,14 @@ class Convolution:
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     """The parameters that may be kernels, as (features, width): of PyTorch (features, 1, width), of flax (width, 1,
-    features), or matrices."""
+    features), or matrices. A narrow model may have fewer features than positions, so that both orders are tried."""
     for name, value in values.items():
-        if value.ndim == 3 and value.shape[1] == 1:
-            yield name, value[:, 0] if value.shape[2] <= value.shape[0] else value[:, 0].T
-        elif value.ndim == 2 and min(value.shape) <= WIDEST:
-            yield name, value if value.shape[1] <= value.shape[0] else value.T
+        matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
+        if matrix.ndim != 2:
+            continue
+        for kernel in sorted((matrix, matrix.T), key=lambda each: each.shape[1]):
+            if kernel.shape[1] <= WIDEST or value.ndim > 2:
+                yield name, kernel
 
 
 def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:

@@ -40,6 +40,11 @@ class Recurrence:
         """What it reads (rows, width)."""
         return self.maps[0].given
 
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        """Its output, with the index of its operation."""
+        return self.output.at, self.output.made
+
 
 @dataclass
 class Taken:

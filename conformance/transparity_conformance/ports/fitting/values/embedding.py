@@ -110,24 +110,27 @@ def sums_of(
 ) -> Iterator[Sum]:
     """Sums of the tokens' rows and what depends on positions alone: the sum, the rows' factor, and the rest.
 
-    A factor that is neither 1 nor the root of the width is found where nothing is added; without `is_scaled`, it is 1.
+    A factor that is neither 1 nor the root of the width is found by how the rows of a batch differ, which positions do
+    not change; without `is_scaled`, it is 1.
     """
+    across = looked_up - looked_up.mean(0)
     for operation in operations:
         if operation.value.size != looked_up.size:
             continue
         value = operation.value.reshape(looked_up.shape)
-        floor = SAME * np.abs(value).max()
-        fitted = float((value * looked_up).sum() / (looked_up * looked_up).sum())
+        floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
+        fitted = float((differing * across).sum() / (across * across).sum())
+        if np.abs(fitted * across).max() <= floor:  # zeros, or positions alone
+            continue
 
-        def error(factor: float, value: np.ndarray = value) -> float:
-            return difference(looked_up * factor, value)
+        def error(factor: float, differing: np.ndarray = differing) -> float:
+            return difference(across * factor, differing)
 
         for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted) if is_scaled else (1.0,):
             left = value - looked_up * scale - added
             # what is the same at every position is the mean of a norm, and no position
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
-            is_known = scale is not fitted and not is_constant
-            if np.abs(left - left[:1]).max() <= floor and (is_nothing or is_known):
+            if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
                 yield value, settle(scale, error) if scale is fitted else scale, left
                 break
 

@@ -17,6 +17,9 @@ USUAL_EPS = (1e-5, 1e-6, 1e-12)
 RUNNING = "running"
 """In the names of the statistics of a batch norm."""
 
+Candidate = tuple[tuple[str, ...], str, str]
+"""The names of the vectors of a norm, its gain and its kind."""
+
 
 @dataclass(frozen=True, eq=False)
 class Norm:
@@ -58,14 +61,14 @@ class Norms:
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
         """The norm that turns `x` into `made` (rows, width); None if there is none."""
         few = np.linspace(0, len(x) - 1, 4).astype(int)
-        likely = [(self._error(x[few], made[few], *each), each) for each in self._candidates()]
-        least, best = min(likely, key=lambda each: each[0], default=(np.inf, None))
-        if best is None or least > SAME:
+        candidates = list(self._candidates())
+        errors = self._errors(x[few], made[few], candidates)
+        if not len(errors) or errors.min() > SAME:
             return self._batch(x, made)
-        names, gain, kind = best
-        if self._error(x, made, *best) > SAME:
+        best = candidates[int(errors.argmin())]
+        if self._errors(x, made, [best])[0] > SAME:
             return None
-        return Norm(names, gain, kind, x, self._factors(x, made, *best))
+        return Norm(best[0], best[1], best[2], x, self._factors(x, made, *best))
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
         """Every norm of `x` among `values` (each rows, width), with its result."""
@@ -73,7 +76,7 @@ class Norms:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made
 
-    def _candidates(self) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    def _candidates(self) -> Iterator[Candidate]:
         names = [name for name in self.vectors if name not in self.used]
         pairs = [pair for two in itertools.pairwise(names) for pair in (two, two[::-1])]
         for gain in ("weight", "one-plus-weight"):
@@ -84,23 +87,28 @@ class Norms:
             for pair in pairs:
                 yield pair, gain, "centred"
 
-    def _parts(
-        self, x: np.ndarray, made: np.ndarray, names: Sequence[str], gain: str, kind: str
-    ) -> tuple[np.ndarray, ...]:
-        factor = self.vectors[names[0]] + (gain != "weight")
-        bias = self.vectors[names[1]] if len(names) > 1 else 0.0
-        centre = x if kind == "rms" else x - x.mean(-1, keepdims=True)
-        return centre * factor, made - bias
+    def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
+        """How far each candidate is from turning `x` into `made`, as `difference`: all at once, for there are many."""
+        if not candidates:
+            return np.empty(0)
+        toward, left = self._parts(x, made, candidates)
+        factors = _projected(toward, left)
+        scale = np.maximum(np.abs(toward * factors).max((1, 2)), np.abs(left).max((1, 2)))
+        errors = np.abs(toward * factors - left).max((1, 2)) / np.where(scale > 0, scale, 1)
+        return np.where(np.isfinite(errors), errors, np.inf)
 
-    def _factors(self, x: np.ndarray, made: np.ndarray, names: Sequence[str], gain: str, kind: str) -> np.ndarray:
-        toward, left = self._parts(x, made, names, gain, kind)
-        squares = (toward * toward).sum(-1)
-        factors: np.ndarray = (toward * left).sum(-1) / np.where(squares > 0, squares, 1)
+    def _factors(self, x: np.ndarray, made: np.ndarray, names: tuple[str, ...], gain: str, kind: str) -> np.ndarray:
+        factors: np.ndarray = _projected(*self._parts(x, made, [(names, gain, kind)]))[0, :, 0]
         return factors
 
-    def _error(self, x: np.ndarray, made: np.ndarray, names: Sequence[str], gain: str, kind: str) -> float:
-        toward, left = self._parts(x, made, names, gain, kind)
-        return difference(self._factors(x, made, names, gain, kind)[:, None] * toward, left)
+    def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
+        """For each candidate (candidates, rows, width): c · gain, and the result less the bias."""
+        gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
+        none = np.zeros(x.shape[1])
+        biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
+        is_rms = np.array([kind == "rms" for *_, kind in candidates])
+        centres = np.where(is_rms[:, None, None], x, x - x.mean(-1, keepdims=True))
+        return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
         """The batch norm that turns `x` into `made`: of weight and bias, and of running statistics, side by side."""
@@ -120,6 +128,13 @@ class Norms:
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*pair, *statistics), gain, "batch", x, factors, variance)
         return None
+
+
+def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """The factor of each row by which `toward` is nearest to `left` (…, rows, 1)."""
+    squares = (toward * toward).sum(-1, keepdims=True)
+    factors: np.ndarray = (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
+    return factors
 
 
 def kind_and_eps(norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[str, float]:

@@ -19,6 +19,9 @@ from transparity_flax.state.context import LayerContext
 UNIT_EPS = 1e-6
 """Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
 
+CHUNK = 64
+"""Positions that the state is not computed between."""
+
 
 def causal_convolution(
     weight: Float[Array, "features width"],
@@ -60,19 +63,25 @@ def gated_delta_rule(
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
     """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
-    q S / √head_dim (Yang et al. 2025, eq. 10). One position after the other, as a scan."""
+    q S / √head_dim (Yang et al. 2025, eq. 10). Chunk by chunk (§3.3 there): the changes that a chunk's tokens make
+    depend on those of earlier ones alone, so they are the solution of a triangular system."""
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b = given
-        state = state * jnp.exp(g)[..., None, None]
-        change = b[..., None] * (v - jnp.einsum("bnk,bnkv->bnv", k, state))
-        state = state + k[..., :, None] * change[..., None, :]
-        return state, jnp.einsum("bnk,bnkv->bnv", q, state)
+        (between, begun), strength = _chunk_decays(g), b[..., None]
+        change = jax.lax.linalg.triangular_solve(
+            jnp.tril(strength * k @ k.mT * between, -1),
+            strength * (v - begun * (k @ state)),
+            left_side=True,
+            lower=True,
+            unit_diagonal=True,
+        )
+        read = begun * (q @ state) + q @ k.mT * between @ change
+        return begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ change, read
 
     query = query * query.shape[-1] ** -0.5
-    by_position = tuple(jnp.moveaxis(x, 2, 0) for x in (query, key, value, log_decay, beta))
-    state, read = jax.lax.scan(one, state, by_position)
-    return jnp.moveaxis(read, 0, 2), state
+    state, reads = jax.lax.scan(one, state, tuple(_in_chunks(x) for x in (query, key, value, log_decay, beta)))
+    return _in_a_row(reads, query.shape[2]), state
 
 
 def state_space_rule(
@@ -84,16 +93,17 @@ def state_space_rule(
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
     """What each query reads from the state, and the last state, which nothing corrects: S ← e^log_decay · S + k ⊗ step
-    · v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there)."""
+    · v; then q S (Dao and Gu 2024, eq. 2; q, k and v are C, B and x there). Chunk by chunk (§6 there)."""
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g = given
-        state = state * jnp.exp(g)[..., None, None] + k[..., :, None] * v[..., None, :]
-        return state, jnp.einsum("bnk,bnkv->bnv", q, state)
+        between, begun = _chunk_decays(g)
+        read = begun * (q @ state) + q @ k.mT * between @ v
+        return begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ v, read
 
-    by_position = tuple(jnp.moveaxis(x, 2, 0) for x in (query, key, step[..., None] * value, log_decay))
-    state, read = jax.lax.scan(one, state, by_position)
-    return jnp.moveaxis(read, 0, 2), state
+    value = step[..., None] * value
+    state, reads = jax.lax.scan(one, state, tuple(_in_chunks(x) for x in (query, key, value, log_decay)))
+    return _in_a_row(reads, query.shape[2]), state
 
 
 def gated_norm(
@@ -153,6 +163,29 @@ def rates(
     if cache is not None:
         decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
     return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))
+
+
+def _chunk_decays(
+    log_decay: Float[Array, "batch heads length"],
+) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
+    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
+    # Sums from each position on: differences of sums from the begin on would lose digits.
+    onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
+    return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
+
+
+def _in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
+    """Pieces of `CHUNK` positions, the last filled up with zeros, which decay no state and write nothing."""
+    size = min(CHUNK, x.shape[2])
+    filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
+    return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
+
+
+def _in_a_row(
+    x: Float[Array, "chunks batch heads chunk features"], length: int
+) -> Float[Array, "batch heads length features"]:
+    """The inverse of `_in_chunks`."""
+    return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
 
 
 class _GatedNorm(nnx.Module):

@@ -775,7 +775,7 @@ PLANTS = [
         "state-read-undecayed",
         "recurrent.recurrence",
         ("reads.append(begun * (q @ state)", "reads.append((q @ state)"),
-        ("state = state * jnp.exp(g)[..., None, None]", "state = state * jnp.exp(g / 2)[..., None, None]"),
+        ("read = begun * (q @ state)", "read = (q @ state)"),
         "recurrence.steps",
     ),
     *in_both(

@@ -55,9 +55,12 @@ def forward(
     def norm(at: str, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * p[f"{at}.weight"]
 
-    def rotated(x: torch.Tensor) -> torch.Tensor:
+    def rotated(x: torch.Tensor, order: Order = ()) -> torch.Tensor:
         first, second = x.chunk(2, -1)
         turned = torch.cat([-sign * second, sign * first], -1)
+        if order:
+            x, turned, c, s = (in_order(each, order) for each in (x, turned, cosine, sine))
+            return x * c[: x.shape[-2]] + turned * s[: x.shape[-2]]
         return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]
 
     def attention(at: str, x: torch.Tensor) -> torch.Tensor:
@@ -65,11 +68,10 @@ def forward(
             (x @ p[f"{at}.{role}.weight"].T).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
             for role in ("query", "key", "value")
         )
-        k = k if is_early else rotated(k)
+        k = k if is_early else rotated(k, orders[1])
         k, v = (each.repeat_interleave(config.num_heads // config.key_value_heads, 1) for each in (k, v))
-        k = rotated(k) if is_early else k
-        q, k = (in_order(each, order) for each, order in zip((rotated(q), k), orders, strict=True))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        k = rotated(k, orders[1]) if is_early else k
+        y = F.scaled_dot_product_attention(rotated(q, orders[0]), k, v, is_causal=True)
         return y.transpose(1, 2).flatten(2) @ p[f"{at}.output.weight"].T
 
     def call(tokens: Any) -> torch.Tensor:
@@ -149,9 +151,11 @@ def test_an_order_of_features_of_queries_alone_is_a_fault() -> None:
 
     report = check(build, config=example_config("llama"))
     assert report.verdict == "diverges"
-    assert [fault.where for fault in report.faults] == [f"decoder.layers.{i}.self_attention.scores" for i in range(2)]
+    assert [fault.where for fault in report.faults] == [
+        f"decoder.layers.{i}.self_attention.query_rotated" for i in range(2)
+    ]
     source = report.faults[0].source
-    assert source is not None and source["code"].startswith("return torch.cat([x[..., :kept]")
+    assert source is not None and source["code"] == "return x * c[: x.shape[-2]] + turned * s[: x.shape[-2]]"
 
 
 SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}

@@ -1,10 +1,14 @@
-"""Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated."""
+"""Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated.
+
+What is rotated may be in another order of features, if queries and keys share it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,14 +16,23 @@ import torch.nn.functional as F
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.ports.alignment.values.candidates import Candidates
+from transparity_conformance.ports.alignment.values.features import reordered
 from transparity_conformance.ports.check import check
 
 Tensors = Mapping[str, torch.Tensor]
+Order = tuple[int, ...]
 
 
 def tables(config: TransformerConfig, base: float) -> tuple[torch.Tensor, torch.Tensor]:
     angles = torch.arange(config.max_length)[:, None] / base ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
     return torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+
+
+def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
+    """With the last features of a head in another order."""
+    kept = x.shape[-1] - len(order)
+    return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
 
 
 def forward(
@@ -30,19 +43,24 @@ def forward(
     sign: int,
     *,
     is_early: bool = False,
+    orders: tuple[Order, Order] = ((), ()),
 ) -> Any:
     """A Llama in the manner of many: it rotates halves by tables that were made before.
 
     Args:
         is_early: whether the heads of keys are repeated before they are rotated.
+        orders: of the last features of rotated queries, and of those of keys; empty as they were.
     """
 
     def norm(at: str, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * p[f"{at}.weight"]
 
-    def rotated(x: torch.Tensor) -> torch.Tensor:
+    def rotated(x: torch.Tensor, order: Order = ()) -> torch.Tensor:
         first, second = x.chunk(2, -1)
         turned = torch.cat([-sign * second, sign * first], -1)
+        if order:
+            x, turned, c, s = (in_order(each, order) for each in (x, turned, cosine, sine))
+            return x * c[: x.shape[-2]] + turned * s[: x.shape[-2]]
         return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]
 
     def attention(at: str, x: torch.Tensor) -> torch.Tensor:
@@ -50,10 +68,10 @@ def forward(
             (x @ p[f"{at}.{role}.weight"].T).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
             for role in ("query", "key", "value")
         )
-        k = k if is_early else rotated(k)
+        k = k if is_early else rotated(k, orders[1])
         k, v = (each.repeat_interleave(config.num_heads // config.key_value_heads, 1) for each in (k, v))
-        k = rotated(k) if is_early else k
-        y = F.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
+        k = rotated(k, orders[1]) if is_early else k
+        y = F.scaled_dot_product_attention(rotated(q, orders[0]), k, v, is_causal=True)
         return y.transpose(1, 2).flatten(2) @ p[f"{at}.output.weight"].T
 
     def call(tokens: Any) -> torch.Tensor:
@@ -92,12 +110,18 @@ def test_the_line_is_the_one_with_the_wrong_numbers(base: float, sign: int, caus
     assert fault.source is not None and fault.source["code"] == code
 
 
+def gate_swapped(config: TransformerConfig, parameters: Arrays) -> dict[str, torch.Tensor]:
+    """The weights with those of gates in place of those beside them."""
+    weights = {name: torch.tensor(value) for name, value in parameters.items()}
+    for i in range(config.num_decoder_layers):
+        up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))
+        weights[up], weights[gate] = weights[gate], weights[up]
+    return weights
+
+
 def test_keys_that_are_repeated_before_they_are_rotated_are_found() -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        weights = {name: torch.tensor(value) for name, value in parameters.items()}
-        for i in range(config.num_decoder_layers):
-            up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))
-            weights[up], weights[gate] = weights[gate], weights[up]
+        weights = gate_swapped(config, parameters)
         return forward(config, weights, *tables(config, config.rope_theta), 1, is_early=True)
 
     report = check(build, config=example_config("llama"))
@@ -105,3 +129,59 @@ def test_keys_that_are_repeated_before_they_are_rotated_are_found() -> None:
         (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
     ]
     assert "31 of 31 taps were found" in report.notes[-1]
+
+
+def test_one_order_of_features_in_queries_and_keys_is_no_fault() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        weights = gate_swapped(config, parameters)
+        return forward(config, weights, *tables(config, config.rope_theta), 1, orders=((2, 0, 1), (2, 0, 1)))
+
+    report = check(build, config=example_config("llama"))
+    assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
+        (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
+    ]
+    assert "31 of 31 taps were found" in report.notes[-1]
+
+
+@pytest.mark.long
+def test_an_order_of_features_of_queries_alone_is_a_fault() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Any:
+        weights = {name: torch.tensor(value) for name, value in parameters.items()}
+        return forward(config, weights, *tables(config, config.rope_theta), 1, orders=((2, 0, 1), ()))
+
+    report = check(build, config=example_config("llama"))
+    assert report.verdict == "diverges"
+    assert [fault.where for fault in report.faults] == [
+        f"decoder.layers.{i}.self_attention.query_rotated" for i in range(2)
+    ]
+    source = report.faults[0].source
+    assert source is not None and source["code"].startswith("return torch.cat([x[..., :kept]")
+
+
+SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_one"),
+    [
+        (((2, 0, 1), (2, 0, 1)), True),
+        (((2, 0, 1), ()), False),
+        (((), (2, 0, 1)), False),
+        (((2, 0, 1), (1, 2, 0)), False),
+    ],
+)
+def test_queries_and_keys_are_found_in_one_order_of_features_alone(
+    orders: tuple[Order, Order], *, is_one: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
+    turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
+    values = [turned[0].numpy(), turned[1].mT.numpy()]  # keys are often transposed for the product
+    candidates = Candidates(values, [(), ()], 4, 1e-4, ["query", "key"])
+    inputs = {"scope.scores": frozenset(SHAPES)}
+    matches = reordered(ours, candidates, (), inputs)
+    assert set(matches) == (set(SHAPES) if is_one else set())
+    for tap, match in matches.items():
+        assert np.array_equal(match.layout.to_ours(values[match.index]), ours[tap])
+        assert not match.layout.is_in_order
+    assert not reordered(ours, candidates, ("scope.key_rotated",), inputs), "keys that are in order need such queries"

@@ -18,6 +18,7 @@ from transparity_conformance.ports.alignment.known_faults import behind_faults, 
 from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.rearranged import rearranged
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
+from transparity_conformance.ports.alignment.values.features import reordered
 from transparity_conformance.ports.alignment.values.layout import Layout
 
 
@@ -95,7 +96,7 @@ def _alternate(
     """Add to `found` what has the reference's numbers, and then the tap behind which more of them will have; to
     `left_out` the taps that the port does not compute there."""
     while True:
-        while equal := equal_taps(walk(probe, recorded(candidates, found)), candidates, found):
+        while equal := _equal(probe, candidates, found, flow):
             by_value |= set(equal)
             found |= equal
         lost = flow.without_consequence(found, set(found))
@@ -110,6 +111,12 @@ def _alternate(
             left_out.add(tap)
             del found[tap]
         found |= resumed
+
+
+def _equal(probe: Probe, candidates: Candidates, found: Mapping[str, Match], flow: Flow) -> dict[str, Match]:
+    """What has the reference's numbers; if nothing more has, queries and keys that have them in another order."""
+    ours = walk(probe, recorded(candidates, found))
+    return equal_taps(ours, candidates, found) or reordered(ours, candidates, found, flow.inputs)
 
 
 def _only_passed(found: Mapping[str, Match], moved: Collection[str], flow: Flow) -> list[str]:

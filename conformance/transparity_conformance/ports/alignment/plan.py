@@ -222,15 +222,17 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """The value in the shape of its tap, in every way that agrees with the layout that was learned, or as is natural.
 
-    The row that was aligned does not tell where the batch is among the axes.
+    The row that was aligned does not tell where the batch is among the axes, nor the order of more or fewer features.
     """
+    if learned.features and len(learned.features) != shape[-1]:
+        return []
     fits = layouts(shape, value.shape, heads)
     told = [axis for axis in learned.order if learned.split[axis] > 1]
     same = [
         each for each in fits if len(each.split) == len(learned.split) and [x for x in each.order if x in told] == told
     ]
     same = [each for each in same if each.order == learned.order] or same
-    ways = [layout.to_ours(value) for layout in same or fits[:1]]
+    ways = [dataclasses.replace(fit, features=learned.features).to_ours(value) for fit in same or fits[:1]]
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 
 

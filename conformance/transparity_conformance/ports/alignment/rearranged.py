@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -55,7 +57,10 @@ def _misplaced(ours: np.ndarray, candidates: Candidates, match: Match, is_any: b
             continue
         if not np.array_equal(candidates.sketch(index), candidates.sketch(match.index)):
             continue
-        fits = layouts(ours.shape, candidates.values[index].shape, candidates.heads)
+        fits = [
+            dataclasses.replace(fit, features=match.layout.features)
+            for fit in layouts(ours.shape, candidates.values[index].shape, candidates.heads)
+        ]
         read = [each.to_ours(candidates.values[index]) for each in (fits if is_any else fits[:1])]
         if fits and not any(np.array_equal(each, ours) for each in read):
             return Match(index, fits[0])

@@ -20,16 +20,19 @@ class Layout:
     ours: Shape
     split: Shape
     order: tuple[int, ...]
+    features: tuple[int, ...] = ()
+    """For each feature of the tap, its place among the port's; empty if they are in the same order."""
 
     @property
     def is_in_order(self) -> bool:
-        """Return whether no axis is moved."""
-        return list(self.order) == sorted(self.order)
+        """Return whether no axis and no feature is moved."""
+        return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
         """The port's value in the shape of the tap."""
         permuted = value.reshape([self.split[axis] for axis in self.order])
-        return permuted.transpose(np.argsort(self.order)).reshape(self.ours)
+        arranged = permuted.transpose(np.argsort(self.order)).reshape(self.ours)
+        return arranged[..., self.features] if self.features else arranged
 
 
 @functools.lru_cache(maxsize=2**14)

@@ -30,6 +30,8 @@
 | D      | `mel_bins`                    | mel bins of a spectrogram                             |
 | T      | `frames`                      | frames of audio                                       |
 | T      | `earlier`                     | positions in front of those that are convolved        |
+| M      | `chunks`                      | pieces of a row, one after another in a recurrence    |
+| T      | `chunk`                       | positions of a piece                                  |
 | K      | `steps`                       | steps of an optimizer                                 |
 
 A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
@@ -67,5 +69,7 @@ LEGEND = {
     "mel_bins": "D",
     "frames": "T",
     "earlier": "T",
+    "chunks": "M",
+    "chunk": "T",
     "steps": "K",
 }

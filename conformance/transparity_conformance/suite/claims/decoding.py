@@ -15,7 +15,7 @@ from transparity.errors import InputError
 from transparity.presets import PRESETS, preset
 from transparity.protocol import Forward
 from transparity_conformance.oracle.backends import REFERENCE
-from transparity_conformance.oracle.budgets import EVERY, WIDE, epsilon
+from transparity_conformance.oracle.budgets import EVERY, WIDE
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, sees_something
@@ -24,10 +24,6 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 LENGTH = 5
-ULPS = 2
-"""Units in the last place of the largest logit by which a cached error may exceed that of the full pass. It may
-do so by as much as that is, too: products of other numbers of rows are other sums, whose errors are as large, not the
-same."""
 
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
 """A model without a padding token."""
@@ -109,7 +105,8 @@ def cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str,
             if dtype in WIDE and bench.subject.backend != REFERENCE:
                 error = float(np.abs(whole - expected).max())
                 beyond = np.abs(logits - expected).max() - error
-                allowed = max(error, ULPS * epsilon(dtype) * float(np.abs(expected).max()))
+                # Products of other numbers of rows are other sums: their errors are as large, not the same.
+                allowed = error + oracle.noise(dtype)["logits"]
                 yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
 
 

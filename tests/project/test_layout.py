@@ -36,7 +36,6 @@ def test_no_folder_has_more_files_than_one_can_name() -> None:
     assert {folder: count for folder, count in counted.items() if count > MOST_FILES and folder not in LISTS} == {}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", CODE)
 def test_no_function_is_longer_than_a_screen(folder: str) -> None:
     paths = [path for path in python_files() if path.parts[0] == folder]

@@ -13,7 +13,6 @@ EVERY = 32
 """Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
     entries = [entry for entry in equivalents() if entry.column == column]

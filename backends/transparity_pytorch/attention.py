@@ -93,7 +93,7 @@ def attention(
 ) -> Float[Tensor, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    if fused.applies(tap, masked_score, softcap):
+    if fused.applies(tap, masked_score, softcap, query):
         return merge_heads(fused.attention(query, key, value, mask, known=known, scale=scale, bias=bias, sinks=sinks))
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))

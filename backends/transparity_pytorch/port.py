@@ -21,8 +21,9 @@ from transparity_pytorch.arithmetic.dropout import dropping
 from transparity_pytorch.arithmetic.rounding import rounding
 from transparity_pytorch.decoding.beams import beam_search
 from transparity_pytorch.decoding.generation import generate
+from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.decoding.steps import Step, prefill, step
-from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_one_row, for_training, packed
+from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, for_training, packed
 from transparity_pytorch.fast.graphs import Replayed
 from transparity_pytorch.fast.joined import joined
 from transparity_pytorch.state.parameters import load, to_numpy
@@ -53,8 +54,9 @@ class PytorchForward(DifferentiableForward):
         compiled = mode == "compile"
         run: Callable[..., torch.Tensor] = torch.compile(fast) if compiled else fast
         self.fast = run if device == "cpu" else Replayed(run)
+        self.generated: Callable[..., torch.Tensor] = generate if device == "cpu" else ReplayedGeneration()
         self.traced: Callable[..., dict[str, torch.Tensor]] = torch.compile(traced) if compiled else traced
-        self.stepped: Step = compiled_for_one_row(step) if compiled else step
+        self.stepped: Step = compiled_for_few_rows(step) if compiled else step
 
     @functools.cached_property
     def fastest(self) -> Transformer:
@@ -113,7 +115,7 @@ class PytorchForward(DifferentiableForward):
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
         begin, given = tensor(prompt, None, self.device), self._tensors(inputs)
         given["uniforms"] = tensor(inputs["uniforms"], torch.float64, self.device)
-        return to_numpy(generate(self.fastest, begin, steps, **given, sampling=sampling, step=self.stepped))
+        return to_numpy(self.generated(self.fastest, begin, steps, **given, sampling=sampling, step=self.stepped))
 
     def _beam_search(
         self, prompt: np.ndarray, steps: int, inputs: Inputs, beams: int, length_penalty: float

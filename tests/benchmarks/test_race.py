@@ -392,7 +392,7 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
         "race-zen4",
         "race-h200",
         "race-h200-before",
-        "race-h200-decoding",
+        "race-h200-gpt2",
     ],
 )
 def test_the_published_tables_are_those_of_the_summaries(file: str) -> None:

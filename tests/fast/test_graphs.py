@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from transparity_conformance.oracle.probes import probes
+from transparity.sampling import Sampling
+from transparity_conformance.oracle.probes import probe_parameters, probes
+from transparity_pytorch.decoding.generation import generate
+from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.fast import graphs
-from transparity_pytorch.port import build
+from transparity_pytorch.port import PytorchForward, build
 
 A, B, LONGER = (torch.tensor(values) for values in ([1.0, 2.0], [3.0, 5.0], [1.0, 2.0, 4.0]))
 
@@ -62,6 +66,77 @@ def test_without_memory_for_a_recording_runs_are_launched(monkeypatch: pytest.Mo
     for x in (A, B, A):
         assert torch.equal(run(None, {"x": x}), 2 * x)
     assert len(tried) == 1
+
+
+NEW_TOKENS = 6
+
+
+def requests(device: str = "cpu") -> list[dict[str, Any]]:
+    """Prompts with sources, lengths and uniform numbers; the last one is shorter."""
+    random = np.random.default_rng(0)
+    return [
+        {
+            "prompt": torch.tensor(random.integers(3, 20, (2, length)), device=device),
+            "source": torch.tensor(random.integers(3, 20, (2, 2)), device=device),
+            "lengths": torch.tensor(random.integers(1, length + 1, 2), device=device),
+            "uniforms": torch.tensor(random.random((2, NEW_TOKENS)), device=device),
+        }
+        for length in (3, 3, 3, 3, 2)
+    ]
+
+
+def generating_model(max_length: int) -> PytorchForward:
+    config = dataclasses.replace(probes("translation")["mixed"].config, max_length=max_length)
+    forward = build(config, probe_parameters(config))
+    assert isinstance(forward, PytorchForward)
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("max_length", "recorded"), [(16, [1, 3, 3, 3, 4]), (5, [1, 3, 3, 3, 4]), (2, [0, 0, 0, 0, 0])]
+)
+def test_a_generation_is_replayed_with_its_own_inputs(
+    recordings: list[Callable[[], None]], max_length: int, recorded: list[int]
+) -> None:
+    """Also where the cache ends before the generation, and without recordings where no prompt fits into a cache."""
+    model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
+    for request in requests():
+        expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
+        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
+        counts.append(len(recordings))
+    assert counts == recorded
+
+
+def test_a_generation_with_other_sampling_is_not_replayed(recordings: list[Callable[[], None]]) -> None:
+    model, replayed, request = generating_model(16).model, ReplayedGeneration(), requests()[0]
+    for sampling in (None, Sampling(top_k=1), None, Sampling(temperature=3.0)):
+        expected = generate(model, max_new_tokens=NEW_TOKENS, sampling=sampling, **request)
+        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, sampling=sampling, **request), expected)
+
+
+def test_a_replayed_generation_is_not_overwritten_by_the_next(recordings: list[Callable[[], None]]) -> None:
+    model, replayed = generating_model(16).model, ReplayedGeneration()
+    first, *others = requests()[:4]
+    results = [replayed(model, max_new_tokens=NEW_TOKENS, **first) for _ in range(3)]
+    for other in others:
+        replayed(model, max_new_tokens=NEW_TOKENS, **other)
+    for result in results:
+        assert torch.equal(result, generate(model, max_new_tokens=NEW_TOKENS, **first))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("max_length", [16, 5])
+def test_a_gpu_replays_the_generation_that_a_processor_computes(mode: str, max_length: int) -> None:
+    expected = generating_model(max_length)
+    forward = build(expected.config, probe_parameters(expected.config), device="cuda", mode=mode)
+    for request in requests():
+        given = {name: value.numpy() for name, value in request.items()}
+        prompt = given.pop("prompt")
+        assert np.array_equal(
+            forward.generate(prompt, NEW_TOKENS, **given), expected.generate(prompt, NEW_TOKENS, **given)
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,6 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
-from transparity_pytorch.fast.graphs import recorded
-from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.transformer import Transformer
 
 
@@ -108,41 +104,16 @@ def generate(
         uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
-    config, sampling = model.config, sampling or Sampling()
-    ended = prompt.new_zeros(len(prompt), dtype=torch.bool)
+    config, ended = model.config, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     written = Written(*allocate(config, prompt, lengths, max_new_tokens), ended)
-    begin, longest = written.lengths.clone(), prompt.shape[1]
-    cache = cache_for(model, written.tokens, longest, source)
-
-    def add(cache: Cache | None, new: int = 1) -> None:
-        logits = next_logits(model, written.tokens, written.lengths, cache, source, new, step)
-        drawn = None if uniforms is None else uniforms.take_along_dim((written.lengths - begin)[:, None], dim=1)[:, 0]
-        append_token(config, logits, written, drawn, sampling)
-
-    return written.tokens[:, : _continued(config, written, add, cache, longest, max_new_tokens)]
-
-
-def _continued(
-    config: TransformerConfig,
-    written: Written,
-    add: Callable[..., None],
-    cache: Cache | None,
-    longest: int,
-    max_new_tokens: int,
-) -> int:
-    """Add tokens until all rows have ended; return the length of the longest. On a GPU, the second step with a cache is
-    recorded, and replayed from then on."""
-    once_more: Callable[[], None] = functools.partial(add, cache)
+    longest, sampling = prompt.shape[1], sampling or Sampling()
+    cache, new = cache_for(model, written.tokens, longest, source), longest
     for i in range(max_new_tokens):
-        if longest > config.max_length:
-            cache, once_more = None, functools.partial(add, None)
-        if i == 0:
-            add(cache, longest)
-        else:
-            once_more()
-        if i == 1 and cache is not None and written.tokens.is_cuda:
-            once_more = recorded(functools.partial(add, cache))
-        longest += 1
+        cache = cache if longest <= config.max_length else None
+        logits = next_logits(model, written.tokens, written.lengths, cache, source, new, step)
+        drawn = None if uniforms is None else uniforms[:, i]
+        append_token(config, logits, written, drawn, sampling)
+        longest, new = longest + 1, 1
         if config.eos_id is not None and written.ended.all():
             break
-    return longest
+    return written.tokens[:, :longest]

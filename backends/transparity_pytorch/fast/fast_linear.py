@@ -174,13 +174,15 @@ def product_into(
     return out
 
 
-def compiled_for_one_row(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step(model, tokens, …)`, compiled for a single token. With more rows, packed weights are faster, and compiling
-    the rest gains nothing."""
-    compiled = torch.compile(step)
+def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`step(model, tokens, …)`, compiled for one token of each row. On a CPU, for a single row: with more, packed
+    weights are faster, and compiling the rest gains nothing. On a GPU, the compiler writes one row's products itself.
+    """
+    compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 
     def either(model: nn.Module, tokens: Int[Tensor, "batch queries"], *others: Any, **named: Any) -> Tensor:
-        return (compiled if tokens.numel() == 1 else step)(model, tokens, *others, **named)
+        fastest = on_a_gpu if tokens.is_cuda and tokens.shape[1] == 1 else compiled if tokens.numel() == 1 else step
+        return fastest(model, tokens, *others, **named)
 
     return either
 

@@ -1,0 +1,147 @@
+"""Recorded generation, for GPUs: one recording runs the prompt, another adds each further token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from transparity.sampling import Sampling
+from transparity_pytorch.decoding.generation import Written, allocate, append_token, generate
+from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.fast import graphs
+from transparity_pytorch.transformer import Transformer
+
+Tensors = dict[str, Tensor]
+
+
+class ReplayedGeneration:
+    """`generate` on a GPU: the second step is recorded, and replayed from then on; at the second call in a row with
+    tensors of the same shapes, the prompt is recorded too, and later calls replay both.
+
+    The recordings hold the tokens and the cache between calls, and serve one thread at a time; where there is not
+    enough memory for that, each call records its steps anew.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: Any = None
+        self.again: Callable[[Tensors], Tensor] | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: Transformer,
+        prompt: Int[Tensor, "batch length"],
+        max_new_tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        step: Step = step,
+        **others: Tensor | None,
+    ) -> Int[Tensor, "batch total_length"]:
+        """Return what `generate` returns for these arguments."""
+        config = model.config
+        if not (max_new_tokens and config.prefixes_agree and prompt.shape[1] <= config.max_length):
+            return generate(model, prompt, max_new_tokens, sampling=sampling, step=step, **others)  # without a cache
+        given = {"prompt": prompt} | {name: value for name, value in others.items() if value is not None}
+        shapes = max_new_tokens, sampling, {name: (value.shape, value.dtype) for name, value in given.items()}
+
+        def begin(tensors: Tensors) -> _Generation:
+            return _Generation(model, max_new_tokens, sampling or Sampling(), step, **tensors)
+
+        def run(tensors: Tensors) -> Tensor:
+            begun = begin(tensors)
+            return begun.end(_recorded_after_one(begun.add_next))
+
+        if shapes != self.shapes:
+            self.shapes, self.again = shapes, None
+            return run(given)
+        if self.again is None:
+            self.again = _recording(begin, given, run)
+        return self.again(given)
+
+
+class _Generation:
+    """A generation with a cache, which has added its first token; each further step changes its tensors in place."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        max_new_tokens: int,
+        sampling: Sampling,
+        step: Step,
+        prompt: Tensor,
+        lengths: Tensor | None = None,
+        source: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> None:
+        self.model, self.sampling, self.step, self.source, self.uniforms = model, sampling, step, source, uniforms
+        self.first, self.max_new_tokens = prompt.shape[1], max_new_tokens
+        ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+        self.written = Written(*allocate(model.config, prompt, lengths, max_new_tokens), ended)
+        self.begin = self.written.lengths.clone()
+        self.cache = cache_for(model, self.written.tokens, self.first, source)
+        self.add(self.cache, self.first)
+
+    def add(self, cache: Any, new: int) -> None:
+        tokens, lengths, _ = self.written
+        logits = next_logits(self.model, tokens, lengths, cache, self.source, new, self.step)
+        # The step is read from the lengths: a recording has the same step in each run.
+        drawn = self.uniforms
+        drawn = None if drawn is None else drawn.take_along_dim((lengths - self.begin)[:, None], dim=1)[:, 0]
+        append_token(self.model.config, logits, self.written, drawn, self.sampling)
+
+    def add_next(self) -> None:
+        self.add(self.cache, 1)
+
+    def end(self, following: Callable[[], None]) -> Tensor:
+        """Add the other tokens by `following`, and those beyond `max_length` without the cache."""
+        config, longest = self.model.config, self.first + 1
+        while longest < self.first + self.max_new_tokens:
+            if config.eos_id is not None and self.written.ended.all():
+                break
+            following() if longest <= config.max_length else self.add(None, 1)
+            longest += 1
+        return self.written.tokens[:, :longest].clone()
+
+
+def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
+    """Run `change` once; record it the second time, and replay it from then on."""
+    runs: list[Callable[[], None]] = []
+
+    def run() -> None:
+        if len(runs) < 2:
+            runs.append(graphs.recorded(change) if runs else change)
+        runs[-1]()
+
+    return run
+
+
+def _recording(
+    begin: Callable[[Tensors], _Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
+) -> Callable[[Tensors], Tensor]:
+    """Record the prompt; return what replays it for other tensors, or `otherwise` where memory does not suffice."""
+    held = {name: value.clone() for name, value in given.items()}
+    begun: list[_Generation] = []
+
+    def start() -> None:
+        begun[:] = [begin(held)]
+
+    def add_next() -> None:
+        begun[0].add_next()
+
+    try:
+        replay = graphs.recorded(start)
+    except torch.cuda.OutOfMemoryError:
+        return otherwise
+    following = _recorded_after_one(add_next)
+
+    def again(tensors: Tensors) -> Tensor:
+        for name, value in held.items():
+            value.copy_(tensors[name])
+        replay()
+        return begun[0].end(following)
+
+    return again

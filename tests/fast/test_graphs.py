@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from transparity.sampling import Sampling
-from transparity_conformance.oracle.probes import probe_parameters, probes
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.probes import probe_parameters, probes, probes_of
 from transparity_pytorch.decoding.generation import generate
-from transparity_pytorch.decoding.replayed import ReplayedGeneration
+from transparity_pytorch.decoding.replayed import Generation, ReplayedGeneration
+from transparity_pytorch.decoding.steps import step
 from transparity_pytorch.fast import graphs
+from transparity_pytorch.fast.joined import joined
 from transparity_pytorch.port import PytorchForward, build
+from transparity_pytorch.transformer import Transformer
 
 A, B, LONGER = (torch.tensor(values) for values in ([1.0, 2.0], [3.0, 5.0], [1.0, 2.0, 4.0]))
 
@@ -66,6 +70,33 @@ def test_without_memory_for_a_recording_runs_are_launched(monkeypatch: pytest.Mo
     for x in (A, B, A):
         assert torch.equal(run(None, {"x": x}), 2 * x)
     assert len(tried) == 1
+
+
+def without_values(inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Tensors of the shapes and dtypes of the inputs: whoever reads a value of them fails, as while a GPU records."""
+    return {name: torch.as_tensor(value).to("meta") for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_what_is_recorded_reads_no_value(case: str) -> None:
+    probe = probes_of(MODELS[case], case)["mixed"]
+    config, inputs = probe.config, without_values(probe.inputs)
+    with torch.device("meta"), torch.no_grad():
+        model = joined(Transformer(config).eval())
+        assert isinstance(model, Transformer) and model(**inputs).is_meta
+        if config.has_decoder and config.prefixes_agree:
+            generation = Generation(
+                model,
+                NEW_TOKENS,
+                Sampling(top_k=3, top_p=0.9),
+                step,
+                prompt=inputs[config.input_names[-1]],
+                lengths=torch.ones(len(probe.inputs[config.input_names[-1]]), dtype=torch.long),
+                source=inputs.get("source"),
+                uniforms=torch.zeros(len(probe.inputs[config.input_names[-1]]), NEW_TOKENS),
+            )
+            generation.add_next()
+            assert generation.written.tokens.is_meta
 
 
 NEW_TOKENS = 6

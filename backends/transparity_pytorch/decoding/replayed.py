@@ -48,8 +48,8 @@ class ReplayedGeneration:
         given = {"prompt": prompt} | {name: value for name, value in others.items() if value is not None}
         shapes = max_new_tokens, sampling, {name: (value.shape, value.dtype) for name, value in given.items()}
 
-        def begin(tensors: Tensors) -> _Generation:
-            return _Generation(model, max_new_tokens, sampling or Sampling(), step, **tensors)
+        def begin(tensors: Tensors) -> Generation:
+            return Generation(model, max_new_tokens, sampling or Sampling(), step, **tensors)
 
         def run(tensors: Tensors) -> Tensor:
             begun = begin(tensors)
@@ -63,7 +63,7 @@ class ReplayedGeneration:
         return self.again(given)
 
 
-class _Generation:
+class Generation:
     """A generation with a cache, which has added its first token; each further step changes its tensors in place."""
 
     def __init__(
@@ -120,11 +120,11 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 
 
 def _recording(
-    begin: Callable[[Tensors], _Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
+    begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
     """Record the prompt; return what replays it for other tensors, or `otherwise` where memory does not suffice."""
     held = {name: value.clone() for name, value in given.items()}
-    begun: list[_Generation] = []
+    begun: list[Generation] = []
 
     def start() -> None:
         begun[:] = [begin(held)]

@@ -12,6 +12,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.ports.alignment.flow import Flow
 from transparity_conformance.ports.alignment.intermediate import intermediates
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
@@ -62,6 +63,24 @@ def made_by_a_fault(
         if not any(candidates.is_same(sketch, each) for each in right if each.size == sketch.size):
             return matches[index]
     return None
+
+
+def followed(
+    probe: Probe, values: Arrays, candidates: Candidates, matches: dict[int, Match], tap: str, flow: Flow
+) -> dict[int, Match]:
+    """Those of `matches` from which the reference makes the port's values behind a choice; all of them of other taps.
+
+    Marks tell nothing by themselves: those of the groups to choose from are those of more experts.
+    """
+    if not is_choice(tap):
+        return matches
+    behind = [name for name in flow.reached(tap, values) if name in values]
+
+    def is_followed(match: Match) -> bool:
+        ours = walk(probe, values | {tap: match.layout.to_ours(candidates.values[match.index])})
+        return bool(behind) and all(candidates.agree(values[name], ours[name]) for name in behind)
+
+    return {index: match for index, match in matches.items() if is_followed(match)}
 
 
 def is_reached(

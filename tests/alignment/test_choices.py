@@ -1,7 +1,7 @@
 """The experts that a port chooses are found only where what follows is made from that choice.
 
 DeepSeek-V3 of transformers gathers the weights of its experts: what it has of all experts is a mask of the groups to
-choose from, and the scores that it masks.
+choose from, and the scores that it masks. Qwen3-MoE has the softmax of all, as if all were chosen.
 """
 
 from __future__ import annotations
@@ -61,24 +61,32 @@ def wrong(probe: Probe, found: Arrays) -> set[str]:
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 
 
+def weights_as_they_are(layer: Any) -> None:
+    if hasattr(layer.mlp, "gate"):
+        layer.mlp.gate.norm_topk_prob = False
+
+
 @pytest.mark.parametrize(
-    ("fault", "at"),
+    ("family", "fault", "at"),
     [
-        (unscaled_weights, "feed_forward.output"),
-        (half_scores, "self_attention.scores"),
-        (latent_as_it_is, "self_attention.key_value_latent"),
+        ("deepseek_v3", unscaled_weights, "feed_forward.output"),
+        ("deepseek_v3", half_scores, "self_attention.scores"),
+        ("deepseek_v3", latent_as_it_is, "self_attention.key_value_latent"),
+        ("qwen3_moe", weights_as_they_are, "feed_forward.output"),
     ],
 )
-def test_a_mask_of_groups_is_not_the_choice_of_experts_nor_a_right_query_wrong(fault: Fault, at: str) -> None:
+def test_what_a_router_masks_or_weighs_is_not_its_choice_nor_is_a_right_query_wrong(
+    family: str, fault: Fault, at: str
+) -> None:
     def load(folder: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder)
         for layer in model.model.layers:
             fault(layer)
         return model
 
-    config = example_config("deepseek_v3")
-    row = aligned_probe(next(iter(probes_of(config, "deepseek_v3").values())))
-    with loaded_here(load, "deepseek_v3") as build:
+    config = example_config(family)
+    row = aligned_probe(next(iter(probes_of(config, family).values())))
+    with loaded_here(load, family) as build:
         found = heard(build, row)
     assert wrong(row, found) == {at}
     assert not [tap for tap in found if tap.endswith(("router_chosen", "router_weights"))]

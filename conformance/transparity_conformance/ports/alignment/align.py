@@ -15,7 +15,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.ports.alignment.flow import Flow, flow_of
 from transparity_conformance.ports.alignment.gaps import between
-from transparity_conformance.ports.alignment.known_faults import behind_faults, followed, made_by_a_fault
+from transparity_conformance.ports.alignment.known_faults import behind_faults, followed, made_by_a_fault, may_be_chosen
 from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.rearranged import rearranged
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
@@ -237,6 +237,7 @@ def _resume(
             like = [
                 match
                 for match in candidates.like(ours[tap])
+                if may_be_chosen(tap, match.layout.to_ours(candidates.values[match.index]))
                 if flow.admits(tap, match.index, candidates, found) and flow.keeps_features(tap, match, found)
             ]
             chosen = _most_gaining(probe, values, candidates, found, tap, ours, like, flow, clock)

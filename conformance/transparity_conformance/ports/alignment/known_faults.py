@@ -65,6 +65,14 @@ def made_by_a_fault(
     return None
 
 
+def may_be_chosen(tap: str, value: np.ndarray) -> bool:
+    """Return whether a value is one of a choice, which is 0 or 1 everywhere; True of other taps.
+
+    From any other number the reference would weigh all experts, as a port does on its way that has a softmax of all.
+    """
+    return not is_choice(tap) or bool(np.isin(value, (0, 1)).all())
+
+
 def followed(
     probe: Probe, values: Arrays, candidates: Candidates, matches: dict[int, Match], tap: str, flow: Flow
 ) -> dict[int, Match]:
@@ -77,7 +85,10 @@ def followed(
     behind = [name for name in flow.reached(tap, values) if name in values]
 
     def is_followed(match: Match) -> bool:
-        ours = walk(probe, values | {tap: match.layout.to_ours(candidates.values[match.index])})
+        chosen = match.layout.to_ours(candidates.values[match.index])
+        if any(np.array_equal(values[name] != 0, chosen != 0) for name in flow.outputs[tap] & values.keys()):
+            return True  # the weights of these experts, and of no others, whatever is wrong with them
+        ours = walk(probe, values | {tap: chosen})
         return bool(behind) and all(candidates.agree(values[name], ours[name]) for name in behind)
 
     return {index: match for index, match in matches.items() if is_followed(match)}

@@ -12,9 +12,10 @@ from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.ports.alignment.flow import Flow, flow_of
 from transparity_conformance.ports.alignment.gaps import between
-from transparity_conformance.ports.alignment.known_faults import behind_faults, made_by_a_fault
+from transparity_conformance.ports.alignment.known_faults import behind_faults, followed, made_by_a_fault, may_be_chosen
 from transparity_conformance.ports.alignment.layers import repeated
 from transparity_conformance.ports.alignment.rearranged import rearranged
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
@@ -43,6 +44,7 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     same = {tap: repeated(probe.config, candidates, found, tap, flow) for tap in lost}
     found |= {tap: match for tap, match in same.items() if match}
     lost = [tap for tap in ours if tap not in found and (tap in lost or not flow.inputs[tap])]
+    lost = _without_choices(lost, found, flow)
     guessed = between(probe, recorded(candidates, found), candidates, found, lost, flow)
     with contextlib.suppress(OutOfTime):
         rest = {tap: guessed.get(tap) for tap in ours if tap not in found and tap not in left_out}
@@ -53,6 +55,15 @@ def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match
     with contextlib.suppress(OutOfTime):
         _exchange(probe, candidates, found, astray, flow, clock)
     return {tap: found[tap] for tap in ours if tap in found}
+
+
+def _without_choices(lost: Sequence[str], found: Collection[str], flow: Flow) -> list[str]:
+    """The taps that the flow of data may tell: no choice, and nothing made from one that was not found.
+
+    A port that gathers the weights of few experts has those of all of them on its way, and never those of the tap.
+    """
+    unknown = {tap for tap in flow.outputs if is_choice(tap) and tap not in found}
+    return [tap for tap in lost if not is_choice(tap) and not flow.inputs[tap] & unknown]
 
 
 def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> list[str]:
@@ -146,6 +157,7 @@ def _fill(
         values = recorded(candidates, found)
         ours = walk(probe, values, until=tap)[tap]
         faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
+        faulty = followed(probe, values, candidates, faulty, tap, flow)
         match = candidates.nearest(ours, may_be=lambda index, tap=tap: flow.admits(tap, index, candidates, found))  # type: ignore[misc]
         match = match or made_by_a_fault(probe, values, candidates, faulty, tap) or guess or _the_only(faulty)
         if match is not None:
@@ -183,7 +195,7 @@ def _further_on(
         values = recorded(candidates, others)
         faulty = behind_faults(probe, values, candidates, others, tap, flow, clock, of_weights=False)
         later = [match for match in faulty.values() if candidates.leads_to(found[tap].index, match.index)]
-        if chosen := _most_gaining(probe, values, candidates, others, tap, ours, later, clock):
+        if chosen := _most_gaining(probe, values, candidates, others, tap, ours, later, flow, clock):
             return {tap: chosen}
         further[tap] = [match for match in later if match.index != found[tap].index]
     return _further_together(probe, candidates, found, lost, further, clock)
@@ -218,15 +230,17 @@ def _resume(
     ours = walk(probe, values)
     for tap in lost:
         faulty = behind_faults(probe, values, candidates, found, tap, flow, clock)
-        chosen = _most_gaining(probe, values, candidates, found, tap, ours, [*faulty.values()], clock)
+        chosen = _most_gaining(probe, values, candidates, found, tap, ours, [*faulty.values()], flow, clock)
+        faulty = followed(probe, values, candidates, faulty, tap, flow)
         chosen = chosen or made_by_a_fault(probe, values, candidates, faulty, tap)
         if chosen is None:
             like = [
                 match
                 for match in candidates.like(ours[tap])
+                if may_be_chosen(tap, match.layout.to_ours(candidates.values[match.index]))
                 if flow.admits(tap, match.index, candidates, found) and flow.keeps_features(tap, match, found)
             ]
-            chosen = _most_gaining(probe, values, candidates, found, tap, ours, like, clock)
+            chosen = _most_gaining(probe, values, candidates, found, tap, ours, like, flow, clock)
         chosen = chosen or repeated(probe.config, candidates, found, tap, flow)
         if chosen is not None:
             return {tap: chosen}
@@ -241,6 +255,7 @@ def _most_gaining(
     tap: str,
     ours: Mapping[str, np.ndarray],
     matches: Sequence[Match],
+    flow: Flow,
     clock: Clock,
 ) -> Match | None:
     """The match at `tap` with which most further taps are among the port's values; None if with none of them any is."""
@@ -249,7 +264,7 @@ def _most_gaining(
         clock.check()
         value = match.layout.to_ours(candidates.values[match.index])
         resumed = walk(probe, values | {tap: value})
-        gained = _gained(resumed, ours, candidates, found, tap, match.index, value)
+        gained = _gained(resumed, ours, candidates, found, tap, match.index, value, flow)
         if gained > most:  # of values that differ by what a norm or a softmax removes, the first is the tap
             most, chosen = gained, match
     return chosen
@@ -263,18 +278,22 @@ def _gained(
     tap: str,
     after: int,
     resumed_at: np.ndarray,
+    flow: Flow,
 ) -> int:
-    """The number of taps behind `tap` that are among the port's values only now; 0 if the first of them is not."""
+    """The number of taps behind `tap` that are among the port's values only now, and not behind one that is not."""
     changed = [
         name for name in resumed if name != tap and not np.array_equal(resumed[name], ours[name], equal_nan=True)
     ]
-    gained = 0
+    gained, absent = 0, set[str]()
     for name in changed:
+        if name in absent:
+            continue
         if np.array_equal(resumed[name], resumed_at, equal_nan=True):  # the same activation under another name
             continue
         match = candidates.nearest(resumed[name], after)
         if match is None or not candidates.leads_to(after, match.index):
-            break
+            absent |= flow.behind[name]
+            continue
         if name in found and found[name].index != match.index:
             break
         gained += name not in found

@@ -12,6 +12,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.rounding.near_ties import is_choice
 from transparity_conformance.ports.alignment.flow import Flow
 from transparity_conformance.ports.alignment.intermediate import intermediates
 from transparity_conformance.ports.alignment.values.candidates import Candidates, Match
@@ -62,6 +63,35 @@ def made_by_a_fault(
         if not any(candidates.is_same(sketch, each) for each in right if each.size == sketch.size):
             return matches[index]
     return None
+
+
+def may_be_chosen(tap: str, value: np.ndarray) -> bool:
+    """Return whether a value is one of a choice, which is 0 or 1 everywhere; True of other taps.
+
+    From any other number the reference would weigh all experts, as a port does on its way that has a softmax of all.
+    """
+    return not is_choice(tap) or bool(np.isin(value, (0, 1)).all())
+
+
+def followed(
+    probe: Probe, values: Arrays, candidates: Candidates, matches: dict[int, Match], tap: str, flow: Flow
+) -> dict[int, Match]:
+    """Those of `matches` from which the reference makes the port's values behind a choice; all of them of other taps.
+
+    Marks tell nothing by themselves: those of the groups to choose from are those of more experts.
+    """
+    if not is_choice(tap):
+        return matches
+    behind = [name for name in flow.reached(tap, values) if name in values]
+
+    def is_followed(match: Match) -> bool:
+        chosen = match.layout.to_ours(candidates.values[match.index])
+        if any(np.array_equal(values[name] != 0, chosen != 0) for name in flow.outputs[tap] & values.keys()):
+            return True  # the weights of these experts, and of no others, whatever is wrong with them
+        ours = walk(probe, values | {tap: chosen})
+        return bool(behind) and all(candidates.agree(values[name], ours[name]) for name in behind)
+
+    return {index: match for index, match in matches.items() if is_followed(match)}
 
 
 def is_reached(

@@ -75,6 +75,11 @@ class Candidates:
         largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
         return _within(found, expected, self.tolerance * largest)
 
+    def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        """Return whether two arrays in the same order are one activation."""
+        finite = expected[np.isfinite(expected)]
+        return _distance(found, expected, float(np.abs(finite).max(initial=0.0))) <= self.tolerance
+
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:

@@ -25,6 +25,9 @@ from transparity_pytorch.transformer import Transformer
 A, B, LONGER = (torch.tensor(values) for values in ([1.0, 2.0], [3.0, 5.0], [1.0, 2.0, 4.0]))
 
 
+NEW_TOKENS = 6
+
+
 def doubled(model: Any, inputs: dict[str, Any], out: Tensor | None = None) -> Tensor:
     return torch.mul(inputs["x"], 2, out=out)
 
@@ -58,18 +61,24 @@ def test_a_replayed_result_is_not_overwritten_by_the_next(recordings: list[Calla
     assert len(recordings) == 1
 
 
-def test_without_memory_for_a_recording_runs_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What is tried to record, in vain."""
+    tried: list[Callable[[], None]] = []
 
     def full(change: Callable[[], None]) -> Callable[[], None]:
         tried.append(change)
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(graphs, "recorded", full)
+    return tried
+
+
+def test_without_memory_for_a_recording_runs_are_launched(without_memory: list[Callable[[], None]]) -> None:
     run = graphs.Replayed(doubled)
     for x in (A, B, A):
         assert torch.equal(run(None, {"x": x}), 2 * x)
-    assert len(tried) == 1
+    assert len(without_memory) == 1
 
 
 def without_values(inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -97,9 +106,6 @@ def test_what_is_recorded_reads_no_value(case: str) -> None:
             )
             generation.add_next()
             assert generation.written.tokens.is_meta
-
-
-NEW_TOKENS = 6
 
 
 def requests(device: str = "cpu") -> list[dict[str, Any]]:
@@ -136,6 +142,14 @@ def test_a_generation_is_replayed_with_its_own_inputs(
         assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
         counts.append(len(recordings))
     assert counts == recorded
+
+
+def test_without_memory_for_a_recording_generations_are_launched(without_memory: list[Callable[[], None]]) -> None:
+    model, replayed = generating_model(16).model, ReplayedGeneration()
+    for request in requests():
+        expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
+        assert torch.equal(replayed(model, max_new_tokens=NEW_TOKENS, **request), expected)
+    assert without_memory
 
 
 def test_a_generation_with_other_sampling_is_not_replayed(recordings: list[Callable[[], None]]) -> None:

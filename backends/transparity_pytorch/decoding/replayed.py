@@ -23,7 +23,7 @@ class ReplayedGeneration:
     tensors of the same shapes, the prompt is recorded too, and later calls replay both.
 
     The recordings hold the tokens and the cache between calls, and serve one thread at a time; where there is not
-    enough memory for that, each call records its steps anew.
+    enough memory for one, its kernels are launched one by one.
     """
 
     def __init__(self) -> None:
@@ -108,12 +108,18 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Run `change` once; record it the second time, and replay it from then on."""
+    """Run `change` once; record it the second time, and replay it from then on, or run it where memory is short."""
     runs: list[Callable[[], None]] = []
+
+    def again() -> Callable[[], None]:
+        try:
+            return graphs.recorded(change)
+        except torch.cuda.OutOfMemoryError:
+            return change
 
     def run() -> None:
         if len(runs) < 2:
-            runs.append(graphs.recorded(change) if runs else change)
+            runs.append(again() if runs else change)
         runs[-1]()
 
     return run
@@ -122,7 +128,7 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 def _recording(
     begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
-    """Record the prompt; return what replays it for other tensors, or `otherwise` where memory does not suffice."""
+    """Record the prompt; return what replays it for other tensors, or `otherwise` where memory is short."""
     held = {name: value.clone() for name, value in given.items()}
     begun: list[Generation] = []
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities import faults as of_capabilities
 from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.diagnosis.fault import Fault
-from transparity_conformance.diagnosis.faults import faults_at, whole_model
+from transparity_conformance.catalogue import faults_at, whole_model
+from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.report.describing.causes import Meaning, meanings
 

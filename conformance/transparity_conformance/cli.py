@@ -27,9 +27,9 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
     from transparity.config import TransformerConfig
+    from transparity_conformance.checking.checkers import Check
+    from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
-    from transparity_conformance.ports.checking import Check
-    from transparity_conformance.ports.systems import System
     from transparity_conformance.report.report import Report
 
 BAD_INPUT, INCONCLUSIVE = 2, 3
@@ -272,13 +272,13 @@ def describe(
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _one_sentence():
         if (preset is None) != fields:
-            from transparity_conformance.ports.loading import UsageError
+            from transparity_conformance.running.loading import UsageError
 
             raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
         if preset is None or json_file is not None:
             _describe_otherwise(preset, json_file)
             return
-        from transparity_conformance.ports.systems import named_config
+        from transparity_conformance.checking.systems import named_config
         from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
         from transparity_conformance.report.terminal import print_text
 
@@ -338,8 +338,8 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
-        from transparity_conformance.ports.artefacts.checking import checkpoint_of
-        from transparity_conformance.ports.checking import check_all, checker, named_systems
+        from transparity_conformance.checking.artefacts.checking import checkpoint_of
+        from transparity_conformance.checking.checkers import check_all, checker, named_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
@@ -372,7 +372,7 @@ def adapt(
 ) -> None:
     """Write an adapter: which tensor of a model is which parameter, found by running it."""
     with _one_sentence():
-        from transparity_conformance.ports.adapting.command import adapt_port
+        from transparity_conformance.checking.adapting import adapt_port
         from transparity_conformance.report.terminal import print_line, progress_bar
 
         with progress_bar() as progress:
@@ -411,10 +411,10 @@ def export(
         if family is not None or as_hub is not None:
             _export_hub(family, as_hub, is_bundle=bool(preset or folder or any(sections.values())))
             return
-        from transparity_conformance.ports.bundle.writing import export_bundle
-        from transparity_conformance.ports.loading import UsageError
-        from transparity_conformance.ports.systems import label, named_config
+        from transparity_conformance.checking.systems import label, named_config
+        from transparity_conformance.exchange.bundle.writing import export_bundle
         from transparity_conformance.report.terminal import print_line
+        from transparity_conformance.running.loading import UsageError
 
         if preset is None or folder is None:
             raise UsageError("export takes a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
@@ -442,8 +442,8 @@ def fit(
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
     with _for_people(json_file), _one_sentence():
-        from transparity_conformance.ports.fitting.answer import sentences
-        from transparity_conformance.ports.fitting.fit import fit_port
+        from transparity_conformance.identify.fitting.answer import sentences
+        from transparity_conformance.identify.fitting.fit import fit_port
         from transparity_conformance.report.terminal import print_line
 
         found = fit_port(module, timeout)
@@ -562,7 +562,7 @@ def _chosen(
     by_layer: bool,
 ) -> Iterator[System]:
     """The systems that a check is asked for, one at a time."""
-    from transparity_conformance.ports.checking import chosen_layers, chosen_systems
+    from transparity_conformance.checking.checkers import chosen_layers, chosen_systems
 
     if by_layer and checkpoint is not None:
         return chosen_layers(run, checkpoint, head, layers)
@@ -574,11 +574,11 @@ def _compared(
     folder: Path, actual: Path, checkpoint: Path | None, progress: Callable[..., None], *, logits_only: bool
 ) -> Iterator[Report]:
     """The report on what a port wrote for a bundle, or on each of several bundles."""
-    from transparity_conformance.ports.bundle.bundle import judge_bundle
-    from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-    from transparity_conformance.ports.elsewhere.comparing import compare_elsewhere
-    from transparity_conformance.ports.elsewhere.manifest import is_elsewhere
-    from transparity_conformance.ports.loading import UsageError
+    from transparity_conformance.exchange.bundle.bundle import judge_bundle
+    from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+    from transparity_conformance.exchange.elsewhere.comparing import compare_elsewhere
+    from transparity_conformance.exchange.elsewhere.manifest import is_elsewhere
+    from transparity_conformance.running.loading import UsageError
 
     if is_elsewhere(folder):
         yield from compare_elsewhere(folder, actual, checkpoint, progress, logits_only=logits_only)
@@ -603,8 +603,8 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
-    from transparity_conformance.ports.loading import UsageError
     from transparity_conformance.report.terminal import print_line
+    from transparity_conformance.running.loading import UsageError
 
     if family is None or folder is None or is_bundle:
         raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
@@ -626,10 +626,10 @@ def _export_elsewhere(
     others: bool,
 ) -> None:
     """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
-    from transparity_conformance.ports.elsewhere.writing import export_for, export_pieces
-    from transparity_conformance.ports.loading import UsageError
-    from transparity_conformance.ports.systems import layer_numbers
+    from transparity_conformance.checking.systems import layer_numbers
+    from transparity_conformance.exchange.elsewhere.writing import export_for, export_pieces
     from transparity_conformance.report.terminal import print_line, progress_bar
+    from transparity_conformance.running.loading import UsageError
 
     if checkpoint is None or folder is None or others:
         raise UsageError("--checkpoint FOLDER goes with a DIR alone, and --head, --layers and --dtype with both.")
@@ -658,7 +658,7 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
     import json
 
-    from transparity_conformance.ports.systems import named_config
+    from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
     from transparity_conformance.report.files import write_text
     from transparity_conformance.report.terminal import print_line
@@ -705,7 +705,7 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except (TransparityError, MemoryError) as error:
-        from transparity_conformance.ports.checking import one_sentence
+        from transparity_conformance.checking.checkers import one_sentence
 
         _complain(one_sentence(error))
         raise typer.Exit(BAD_INPUT) from None

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
 
-from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults import hypotheses, whole_model
+from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, probes_of

@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 from docs.site.figures import heat_map
 
-from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.oracle.probes import Probe
 
 PRECISION = "float32"

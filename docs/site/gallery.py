@@ -15,10 +15,10 @@ from docs.site.pages import ROOT, SOURCES
 
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
 
 FOLDER = ROOT / "examples/gallery"
 PLACE = "<!-- checked: by docs/site/gallery.py, in the site -->"

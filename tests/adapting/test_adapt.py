@@ -17,14 +17,14 @@ from meta.adapting.measure import adapted as measured
 from meta.adapting.wrong import broken
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity_conformance.checking.adapting import summary
 from transparity_conformance.cli import app
-from transparity_conformance.ports.adapters.adapter import Adapter, read_adapter
-from transparity_conformance.ports.adapters.model import Make, made_by
-from transparity_conformance.ports.adapters.notation import AdapterError
-from transparity_conformance.ports.adapters.numbered import line_of
-from transparity_conformance.ports.adapting.adapt import Proof, adapt
-from transparity_conformance.ports.adapting.command import summary
-from transparity_conformance.ports.adapting.names import contradicting
+from transparity_conformance.identify.adapting.adapt import Proof, adapt
+from transparity_conformance.identify.adapting.names import contradicting
+from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
+from transparity_conformance.running.adapters.model import Make, made_by
+from transparity_conformance.running.adapters.notation import AdapterError
+from transparity_conformance.running.adapters.numbered import line_of
 
 SAMPLE = (
     "gpt2-conv1d",

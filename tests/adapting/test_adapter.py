@@ -13,12 +13,12 @@ from meta.adapting import gpt
 from meta.adapting.catalogue import GPT2, PORTS
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.adapters.adapter import Adapter, read_adapter, written
-from transparity_conformance.ports.adapters.model import adapted, made_by
-from transparity_conformance.ports.adapters.notation import AdapterError
-from transparity_conformance.ports.adapters.numbered import for_all_layers
-from transparity_conformance.ports.adapting.adapt import adapt
+from transparity_conformance.running.adapters.adapter import Adapter, read_adapter, written
+from transparity_conformance.running.adapters.model import adapted, made_by
+from transparity_conformance.running.adapters.notation import AdapterError
+from transparity_conformance.running.adapters.numbered import for_all_layers
 
 ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
 PARAMETERS = probe_parameters(GPT2)

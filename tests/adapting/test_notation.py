@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transparity_conformance.ports.adapters.notation import AdapterError, Shapes, select
+from transparity_conformance.running.adapters.notation import AdapterError, Shapes, select
 
 SIZES = {"D": 6, "N": 3, "K": 1, "H": 2, "F": 8}
 TENSORS = {

@@ -12,8 +12,8 @@ from tests.fitting import small_recurrent, small_vision
 
 from meta.fitting.drawn import module
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.adapting.adapt import Adapted, adapt
-from transparity_conformance.ports.fitting.fit import fit
+from transparity_conformance.identify.adapting.adapt import Adapted, adapt
+from transparity_conformance.identify.fitting.fit import fit
 
 
 def own(make: Callable[[], Any], **fields: Any) -> Adapted:

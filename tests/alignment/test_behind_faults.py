@@ -8,9 +8,9 @@ from tests.listening.common import is_same
 
 from meta.power.simulated import SimulatedPort, build_of, case_probes, family_ports, of_logits, plain_ports
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.plan import plan_of, read
-from transparity_conformance.ports.process.running import built, run_listening
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.plan import plan_of, read
+from transparity_conformance.running.process.running import built, run_listening
 
 FAULTS = (
     "weak-mask, operations: norm-missing (feed_forward in encoder.layers.0)",

@@ -20,12 +20,12 @@ from meta.power.simulated import case_probes, of_logits
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.plan import plan_of, read
-from transparity_conformance.ports.loader.hub import loaded_here
-from transparity_conformance.ports.process.running import built, run_listening
+from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.process.running import built, run_listening
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

@@ -11,8 +11,8 @@ import pytest
 from meta.independent.capability_faults import FAULTS
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.process.isolation import isolated
-from transparity_conformance.ports.process.running import listen_in_full
+from transparity_conformance.running.process.isolation import isolated
+from transparity_conformance.running.process.running import listen_in_full
 
 LINES = {
     "from 0 again": "at - at[:, :1]",

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.lines.source import caller
+from transparity_conformance.identify.alignment.values.layout import layouts
+from transparity_conformance.identify.alignment.values.loops import without_loops
+from transparity_conformance.identify.alignment.values.masked import unmasked
+from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.lines.source import caller
-from transparity_conformance.ports.alignment.values.layout import layouts
-from transparity_conformance.ports.alignment.values.loops import without_loops
-from transparity_conformance.ports.alignment.values.masked import unmasked
-from transparity_conformance.ports.listening.operation import Operation, Source
-from transparity_conformance.ports.process.operations import described, received
+from transparity_conformance.running.process.operations import described, received
 
 HEADS, LENGTH = 3, 9
 

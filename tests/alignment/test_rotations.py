@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.identify.alignment.values.candidates import Candidates
+from transparity_conformance.identify.alignment.values.features import reordered
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.alignment.values.candidates import Candidates
-from transparity_conformance.ports.alignment.values.features import reordered
-from transparity_conformance.ports.check import check
 
 Tensors = Mapping[str, torch.Tensor]
 Order = tuple[int, ...]

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
 
 from transparity_conformance import check
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
 
 from transparity_conformance import check
+from transparity_conformance.identify.alignment import heard
 from transparity_conformance.oracle import probes
-from transparity_conformance.ports.alignment import heard
 from transparity_conformance.report.report import Report
 
 

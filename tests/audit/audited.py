@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transparity_conformance.checking.audit.audit import audited
+from transparity_conformance.checking.audit.audited import Loader
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
-from transparity_conformance.ports.audit.audit import audited
-from transparity_conformance.ports.audit.audited import Loader
-from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.audit.result import Audit
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.loading import load_port
 
 LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"
 

@@ -10,14 +10,14 @@ import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
 from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity_conformance.checking.audit.probing import exercised, shows
+from transparity_conformance.checking.audit.variants import Variant, variants_of
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import explicit
-from transparity_conformance.ports.audit.probing import exercised, shows
-from transparity_conformance.ports.audit.variants import Variant, variants_of
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
 

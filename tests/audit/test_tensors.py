@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
+from transparity_conformance.checking.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.audit.tensor_file import kind_of, tensor_file
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.spoken import seeded, spoken
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.running.loader.spoken import seeded, spoken
+from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
 TIE = "    if settings.tied:"
@@ -144,7 +144,7 @@ def test_the_bias_of_keys_counts_for_nothing_without_rotations() -> None:
 def test_of_a_port_that_takes_long_the_first_and_the_last_layer_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transparity_conformance.ports.audit.tensors.SECONDS", 0.0)
+    monkeypatch.setattr("transparity_conformance.checking.audit.tensors.SECONDS", 0.0)
     load = load_port(f"{LOADERS / 't5_functional.py'}:load")
     tensors = audit_of(load, "t5", tmp_path, with_fields=False).tensors
     left = {each.name for each in tensors if each.outcome == "not tried"}

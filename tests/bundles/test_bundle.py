@@ -22,12 +22,12 @@ from transparity.errors import ConfigError, InputError, ParameterError
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.exchange.bundle.bundle import Bundle, bundle_probes, judge_bundle
+from transparity_conformance.exchange.bundle.manifest import digest, own_digest
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
 from transparity_conformance.oracle.cases import AUDIO, IMAGES
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes, judge_bundle
-from transparity_conformance.ports.bundle.manifest import digest, own_digest
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-from transparity_conformance.ports.bundle.writing import export_bundle
 
 Refused = Callable[..., AbstractContextManager[None]]
 

@@ -17,10 +17,10 @@ from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity_conformance.capabilities.capability import BuiltPort
 from transparity_conformance.capabilities.table import CAPABILITIES
-from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
-from transparity_conformance.ports.bundle.manifest import FILES, SECTIONS, digest, files_of
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
+from transparity_conformance.exchange.bundle.manifest import FILES, SECTIONS, digest, files_of
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
 from transparity_conformance.report.comparison import difference
 from transparity_pytorch.port import build
 
@@ -228,7 +228,8 @@ def test_a_forged_bundle_expects_what_the_reference_says(
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     # every digest is right, whatever is in the file
     monkeypatch.setattr(
-        "transparity_conformance.ports.bundle.manifest.own_digest", lambda manifest: manifest["sha256"]["manifest.json"]
+        "transparity_conformance.exchange.bundle.manifest.own_digest",
+        lambda manifest: manifest["sha256"]["manifest.json"],
     )
     known = {file: (copy / file).read_bytes() for file in FILES}
     digests = {file: bytes(file, "ascii").hex() for file in known}
@@ -236,7 +237,7 @@ def test_a_forged_bundle_expects_what_the_reference_says(
     for file in FILES:
         text = text.replace(digest(folder / file), digests[file])
     (copy / "manifest.json").write_text(text)
-    monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: digests[path.name])
+    monkeypatch.setattr("transparity_conformance.exchange.bundle.manifest.digest", lambda path: digests[path.name])
     for changed in mutants(2, (copy / name).read_bytes(), SIGNED // len(BUNDLE_FILES) // part):
         (copy / name).write_bytes(changed)
         with suppress(TransparityError):
@@ -335,10 +336,10 @@ def test_a_forged_section_asks_for_what_the_probes_make_of_it(
     folder, bundle = with_sections
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     # every digest is right, whatever is in the file
-    own = "transparity_conformance.ports.bundle.manifest.own_digest"
+    own = "transparity_conformance.exchange.bundle.manifest.own_digest"
     monkeypatch.setattr(own, lambda manifest: manifest["sha256"]["manifest.json"])
     known = {file: digest(folder / file) for file in files_of(SECTIONS)}
-    monkeypatch.setattr("transparity_conformance.ports.bundle.manifest.digest", lambda path: known[path.name])
+    monkeypatch.setattr("transparity_conformance.exchange.bundle.manifest.digest", lambda path: known[path.name])
     text = (folder / name).read_bytes()
     begin = text.index(b'"loss": {') if name == "manifest.json" else 0  # the probes before it have their own test
     for changed in mutants(5, text[begin:], SIGNED // 3 // part):

@@ -26,13 +26,13 @@ from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.cli import app
-from transparity_conformance.ports.bundle.bundle import Bundle, judge_bundle
-from transparity_conformance.ports.bundle.manifest import SECTIONS, digest, own_digest
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-from transparity_conformance.ports.bundle.writing import export_bundle
-from transparity_conformance.ports.command import check_command
+from transparity_conformance.exchange.bundle.bundle import Bundle, judge_bundle
+from transparity_conformance.exchange.bundle.manifest import SECTIONS, digest, own_digest
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.report import Divergence, Report
 from transparity_pytorch.port import build

@@ -12,11 +12,11 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.ports.bundle.bundle import Outputs, judge_bundle
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-from transparity_conformance.ports.bundle.writing import export_bundle
-from transparity_conformance.ports.command import check_command
-from transparity_conformance.ports.process.program import run_command
+from transparity_conformance.checking.command import check_command
+from transparity_conformance.exchange.bundle.bundle import Outputs, judge_bundle
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.running.process.program import run_command
 
 NODE = shutil.which("node")
 PORT = Path(__file__).parent / "port.mjs"

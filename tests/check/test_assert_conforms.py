@@ -14,7 +14,7 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.ports import testing
+from transparity_conformance.checking import testing
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
 
@@ -60,7 +60,7 @@ def test_options_are_those_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_check_is_a_function_of_the_package_whoever_imported_what_before() -> None:
-    import transparity_conformance.ports.check as again  # noqa: F401
+    import transparity_conformance.checking.check as again  # noqa: F401
 
     assert callable(check)
     assert callable(transparity_conformance.check)

@@ -11,7 +11,7 @@ import pytest
 from meta.power.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig
 from transparity_conformance import check
-from transparity_conformance.ports.check import PortError
+from transparity_conformance.checking.check import PortError
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.port import build
 

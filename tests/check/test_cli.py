@@ -232,7 +232,7 @@ def test_the_worst_of_several_presets_counts(verdicts: list[Any], code: int, mon
     def checker(*_: Any, **__: Any) -> Callable[..., Report]:
         return lambda system, progress: Report(system.name, next(answers), None)
 
-    monkeypatch.setattr("transparity_conformance.ports.checking.checker", checker)
+    monkeypatch.setattr("transparity_conformance.checking.checkers.checker", checker)
     arguments = [argument for name in names for argument in ("--preset", name)]
     assert invoke("check", REFERENCE, *arguments).exit_code == code
 

@@ -17,14 +17,14 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity_conformance import check, cli
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, has_method
-from transparity_conformance.ports.loading import UsageError, load_port
-from transparity_conformance.ports.process.isolation import checked_timeout
+from transparity_conformance.running.loading import UsageError, load_port
+from transparity_conformance.running.process.isolation import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
 RIGHT = """
 import os, signal, sys, time
 import numpy as np
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as right
 
 def build(config, parameters):

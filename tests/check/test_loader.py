@@ -21,18 +21,18 @@ from typer.testing import CliRunner, Result
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checking.check import check
+from transparity_conformance.checking.testing import assert_conforms
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.answers import taps_in
-from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.loader.inputs import framework_of
-from transparity_conformance.ports.loading import load_port
-from transparity_conformance.ports.testing import assert_conforms
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.loader.inputs import framework_of
+from transparity_conformance.running.loading import load_port
 from transparity_numpy.transformer import transformer
 
 FILE = Path(__file__).parent / "hand_written_llama.py"

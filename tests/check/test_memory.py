@@ -13,9 +13,9 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import kept_in
+from transparity_conformance.identify.alignment.intermediate import Recorded, intermediates
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.ports.alignment.intermediate import Recorded, intermediates
 from transparity_numpy.port import build as numpy_build
 
 SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
@@ -33,7 +33,7 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
         made.extend(weakref.ref(probe) for probe in found.values())
         return found
 
-    monkeypatch.setattr("transparity_conformance.ports.check.probes_of", recorded)
+    monkeypatch.setattr("transparity_conformance.checking.check.probes_of", recorded)
     assert check(build, config=SMALL).verdict == "agrees"
     assert made
     assert not [probe for probe in made if probe() is not None]

@@ -21,8 +21,8 @@ from transparity.errors import TransparityError
 from transparity.taps import Tap
 from transparity_conformance import check
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.ports.recording import as_is, heads, received, record_module, recorded
 from transparity_conformance.report.comparison import as_numbers, difference
+from transparity_conformance.running.recording import as_is, heads, received, record_module, recorded
 from transparity_pytorch.port import build as pytorch
 
 Refused = Callable[..., AbstractContextManager[None]]

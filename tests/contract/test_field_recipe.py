@@ -29,7 +29,7 @@ STRATEGIES = "conformance/transparity_conformance/oracle/strategies.py"
 CONTRACT = "reference/transparity"
 COLUMNS = ("reference/transparity_numpy", "backends/transparity_pytorch", "backends/transparity_flax")
 FAULTS = (
-    "conformance/transparity_conformance/diagnosis/faults",
+    "conformance/transparity_conformance/catalogue",
     "conformance/transparity_conformance/capabilities/faults",
 )
 

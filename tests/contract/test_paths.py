@@ -16,14 +16,14 @@ import pytest
 from transparity import load_parameters, preset
 from transparity.errors import TransparityError
 from transparity.text import SENTENCE
+from transparity_conformance.checking.systems import named_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.ports.bundle.bundle import Bundle, bundle_probes
-from transparity_conformance.ports.bundle.manifest import FILES
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle, read_config
-from transparity_conformance.ports.bundle.writing import export_bundle
-from transparity_conformance.ports.loading import load_port
-from transparity_conformance.ports.systems import named_config
+from transparity_conformance.exchange.bundle.bundle import Bundle, bundle_probes
+from transparity_conformance.exchange.bundle.manifest import FILES
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle, read_config
+from transparity_conformance.exchange.bundle.writing import export_bundle
 from transparity_conformance.report.files import OutputError, check_writable
+from transparity_conformance.running.loading import load_port
 
 SECONDS, MEGABYTES = 2.0, 50
 

@@ -22,11 +22,11 @@ from transparity.limits import memory as memory_of_the_machine
 from transparity.limits.memory import available_memory, check_fits, in_bytes
 from transparity.text import SENTENCE
 from transparity_conformance.capabilities.requests import greedy_requests
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.exchange.bundle.writing import export_bundle
 from transparity_conformance.oracle.probes import LONGEST, probes_of
-from transparity_conformance.ports.bundle.writing import export_bundle
-from transparity_conformance.ports.check import check
 
 SECONDS, MEGABYTES = 5.0, 300
 

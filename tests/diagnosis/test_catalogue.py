@@ -16,29 +16,29 @@ from meta.power.plain_faults import VARIANTS
 from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity.taps import tap_shapes
-from transparity_conformance.diagnosis import faults
+from transparity_conformance import catalogue
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.parameters import of_layer
 from transparity_conformance.diagnosis.explain import tap_kind
-from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults.parameters import of_layer
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
 
-HELPERS = {"gated_norm", "gates", "mixture", "scopes", "sites", "wholly_hidden"}
+HELPERS = {"gated_norm", "gates", "mixture", "scopes", "sites", "wholly_hidden", "fault"}
 
 
 def test_every_file_of_faults_is_in_the_catalogue() -> None:
-    names = {module.name for module in pkgutil.iter_modules(faults.__path__)} - HELPERS
-    known = (*faults.SUBJECTS, faults.sharding)
-    forgotten = [name for name in names if importlib.import_module(f"{faults.__name__}.{name}") not in known]
-    assert not forgotten, f"add {forgotten} to SUBJECTS in diagnosis/faults/__init__.py"
+    names = {module.name for module in pkgutil.iter_modules(catalogue.__path__)} - HELPERS
+    known = (*catalogue.SUBJECTS, catalogue.sharding)
+    forgotten = [name for name in names if importlib.import_module(f"{catalogue.__name__}.{name}") not in known]
+    assert not forgotten, f"add {forgotten} to SUBJECTS in catalogue/__init__.py"
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
     config = CASES[case]
     for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
-        found = list(faults.faults_at(config, site))
+        found = list(catalogue.faults_at(config, site))
         shared = [name for name, count in Counter((fault.id, fault.variant) for fault in found).items() if count > 1]
         assert not shared, f"{site}: several faults are called {shared}"
         acts = ("fields", "alter", "patch", "formula", "downstream")
@@ -56,7 +56,7 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             if site.startswith(layer):
                 own -= set(of_layer(config.stack_num_layers(stack) - 1, config, zeros, site))
-        assert not own, f"diagnosis/faults/parameters.py: {own} act at no tap"
+        assert not own, f"catalogue/parameters.py: {own} act at no tap"
 
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
@@ -64,7 +64,7 @@ def test_an_exchange_is_made_at_both_sides(case: str) -> None:
     """One side alone has a name of its own."""
     config = preset(case).resized()
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
-    mutual = [each for each in faults.hypotheses(config, taps) if each.fault.is_mutual]
+    mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]
     assert mutual
     assert [str(each) for each in mutual if len(each.sites) < 2] == []
 
@@ -74,7 +74,7 @@ def test_every_fault_is_simulated() -> None:
     simulated = {*VARIANTS, *(name for fault in FAULTS for name in fault.ids)}
     for case, config in configs.items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
-        known = {fault.id for site in sites for fault in faults.faults_at(config, site)}
+        known = {fault.id for site in sites for fault in catalogue.faults_at(config, site)}
         forgotten = known - simulated
         assert not forgotten, (
             f"{case}: simulate {sorted(forgotten)} in conformance/meta/power, plain_faults.py (of a preset) or "
@@ -87,7 +87,7 @@ def test_any_two_faults_of_a_formula_are_made_together_or_exclude_each_other(cas
     probe = next(iter(probes_of(CASES[case], case).values()))
     base = base_of(probe, {})
     for site in ("decoder.layers.0.self_attention.scores", "decoder.layers.0.self_attention_norm", "logits"):
-        made = [fault for fault in faults.faults_at(probe.config, site) if fault.formula is not None]
+        made = [fault for fault in catalogue.faults_at(probe.config, site) if fault.formula is not None]
         for one, other in itertools.combinations(made, 2):
             with contextlib.suppress(Impossible):
                 pair = Hypothesis(one, (site,)), Hypothesis(other, (site,))

@@ -12,9 +12,9 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.transformer import transformer
 from transparity_pytorch.port import build as build_pytorch

@@ -34,12 +34,12 @@ from transparity_conformance.capabilities.capability import BuiltPort, ForwardPa
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
+from transparity_conformance.checking.check import check
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.suite.claims.families import FEW
 from transparity_numpy import port as numpy_column

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.check import check
 from transparity_numpy.transformer import transformer
 
 READERS = {"self_attention_norm": ("query", "key", "value"), "feed_forward_norm": ("gate", "up")}

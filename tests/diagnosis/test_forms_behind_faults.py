@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.ports.check import check
 from transparity_numpy.transformer import transformer
 
 Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]

@@ -10,9 +10,9 @@ import pytest
 
 from meta.power.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.check.terminal import as_text
 from transparity_numpy.transformer import transformer
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from meta.power.plain_port import PlainFault, build_port
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.checking.check import check
+from transparity_conformance.running.loading import load_port
 
 NANO_GPT = Path(__file__).parents[1] / "ports_as_they_stand" / "nano_gpt.py"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from transparity.presets import PRESETS, preset
+from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis import walk as walking
 from transparity_conformance.diagnosis.explain import _split_by
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis
-from transparity_conformance.diagnosis.faults import hypotheses, whole_model
 from transparity_conformance.diagnosis.resume import Start
 from transparity_conformance.diagnosis.segment import Segment
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk

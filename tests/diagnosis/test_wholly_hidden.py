@@ -10,12 +10,12 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity_conformance.diagnosis.fault import WalkState
-from transparity_conformance.diagnosis.faults.masks import right_mask
-from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
+from transparity_conformance.catalogue.fault import WalkState
+from transparity_conformance.catalogue.masks import right_mask
+from transparity_conformance.catalogue.wholly_hidden import free_positions
+from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.transformer import transformer

@@ -25,11 +25,11 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.cli import app
+from transparity_conformance.exchange.elsewhere.comparing import judge_answers, not_brought
+from transparity_conformance.exchange.elsewhere.manifest import read_manifest
+from transparity_conformance.exchange.elsewhere.names import in_ranges
+from transparity_conformance.exchange.elsewhere.reading import read_answers, read_bundle
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.elsewhere.comparing import judge_answers, not_brought
-from transparity_conformance.ports.elsewhere.manifest import read_manifest
-from transparity_conformance.ports.elsewhere.names import in_ranges
-from transparity_conformance.ports.elsewhere.reading import read_answers, read_bundle
 from transparity_conformance.report.comparison import as_numbers
 from transparity_numpy.port import build
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig, full_attention_every
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints import families
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -28,7 +29,6 @@ from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import reach_of, small_system
-from transparity_conformance.ports.check import check
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

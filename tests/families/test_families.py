@@ -25,12 +25,12 @@ from transparity.config import TransformerConfig
 from transparity.errors import ParameterError, TransparityError
 from transparity.parameters import load_parameters
 from transparity.protocol import Backend
+from transparity_conformance.checking.check import PortError, check
 from transparity_conformance.checkpoints.importing import FILES, Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
-from transparity_conformance.ports.check import PortError, check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project

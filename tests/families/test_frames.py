@@ -18,13 +18,13 @@ from torch import Tensor
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.protocol import Backend
+from transparity_conformance.checking.audit.variants import variants_of
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.oracle.cases import AUDIO
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, mixed_inputs, probe_parameters
-from transparity_conformance.ports.audit.variants import variants_of
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.comparison import as_numbers, difference, share
 from transparity_pytorch.port import build as pytorch_build
 

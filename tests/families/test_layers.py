@@ -18,9 +18,9 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import FILES, Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
 from transparity_conformance.cli import app
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 

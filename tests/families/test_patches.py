@@ -15,10 +15,10 @@ from torch import Tensor
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.protocol import Backend
+from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.backends import backend, installed
 from transparity_conformance.oracle.cases import CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters, probes_of
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_pytorch.port import build as pytorch_build
 

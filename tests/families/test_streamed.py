@@ -21,12 +21,12 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
 from transparity_conformance.diagnosis.probe_result import compare_segments
+from transparity_conformance.diagnosis.reach.coverage import affordable
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
-from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.process.isolation import isolated_build
-from transparity_conformance.ports.process.running import given_to, run
-from transparity_conformance.ports.reach.verdict import affordable
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.process.isolation import isolated_build
+from transparity_conformance.running.process.running import given_to, run
 from transparity_numpy import port
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.cli import app
-from transparity_conformance.ports.fitting.templates import templates
+from transparity_conformance.identify.fitting.templates import templates
 from transparity_conformance.report.describing.fields import as_rows, meanings
 
 

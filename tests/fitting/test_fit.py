@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
 from transparity_conformance.cli import app
-from transparity_conformance.ports.fitting.fit import fit, fit_port
-from transparity_conformance.ports.fitting.subject import FitError
-from transparity_conformance.ports.fitting.templates import templates
+from transparity_conformance.identify.fitting.fit import fit, fit_port
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.templates import templates
 
 FILE = Path(__file__).with_name("small_gpt.py")
 

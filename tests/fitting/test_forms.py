@@ -17,7 +17,7 @@ from meta.adapting import arrays
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.ports.fitting.fit import fit, fit_port
+from transparity_conformance.identify.fitting.fit import fit, fit_port
 
 ARRAYS = dataclasses.replace(GPT, pad_id=None, norm_eps=1e-5)
 

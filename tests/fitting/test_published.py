@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transparity_conformance.ports.fitting.fit import fit
+from transparity_conformance.identify.fitting.fit import fit
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

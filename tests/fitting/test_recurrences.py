@@ -13,8 +13,8 @@ from tests.fitting.test_signals import fields_of
 
 from meta.fitting.drawn import module
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.fitting.fit import fit
-from transparity_conformance.ports.fitting.subject import FitError
+from transparity_conformance.identify.fitting.fit import fit
+from transparity_conformance.identify.fitting.subject import FitError
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

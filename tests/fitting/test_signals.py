@@ -11,8 +11,8 @@ from tests.fitting import small_vision
 from torch import Tensor, nn
 
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.ports.fitting.fit import fit
-from transparity_conformance.ports.fitting.subject import FitError
+from transparity_conformance.identify.fitting.fit import fit
+from transparity_conformance.identify.fitting.subject import FitError
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

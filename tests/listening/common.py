@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.ports.listening.operation import Operation
+from transparity_conformance.listening.operation import Operation
 
 
 def named(operations: list[Operation], name: str) -> list[Operation]:

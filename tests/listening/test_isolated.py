@@ -10,10 +10,10 @@ import pytest
 
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.oracle.probes import Probe, probes
-from transparity_conformance.ports.loading import load_port
-from transparity_conformance.ports.process.isolation import isolated
-from transparity_conformance.ports.process.operations import described, received
-from transparity_conformance.ports.process.running import built, run, run_listening
+from transparity_conformance.running.loading import load_port
+from transparity_conformance.running.process.isolation import isolated
+from transparity_conformance.running.process.operations import described, received
+from transparity_conformance.running.process.running import built, run, run_listening
 
 PORT = """
 import torch

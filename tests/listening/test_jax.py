@@ -14,7 +14,7 @@ from flax import linen, nnx
 from jax import Array
 from tests.listening.common import is_same, named, reached, texts
 
-from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.listening.listen import listen
 
 D, N, V = 12, 3, 11
 RANDOM = np.random.default_rng(0)

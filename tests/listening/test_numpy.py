@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tests.listening.common import named, reached, texts
 
-from transparity_conformance.ports.listening.listen import listen
-from transparity_conformance.ports.listening.operation import Operation
+from transparity_conformance.listening.listen import listen
+from transparity_conformance.listening.operation import Operation
 
 PORT = """
 import math

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity.errors import TransparityError
-from transparity_conformance.ports.listening import record
-from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.listening import record
+from transparity_conformance.listening.listen import listen
 
 D, N, V = 12, 3, 11
 GENERATOR = torch.Generator().manual_seed(0)

@@ -12,8 +12,8 @@ import torch
 
 import transparity_conformance
 import transparity_numpy
-from transparity_conformance.ports.listening import source
-from transparity_conformance.ports.listening.listen import listen
+from transparity_conformance.listening import source
+from transparity_conformance.listening.listen import listen
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach import models
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.oracle.reach.models import ReachModel
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
 
 FILE = Path(__file__).parent / "long_llama.py"
 

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import pytest
 
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.audit.audit import audited
+from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
-from transparity_conformance.ports.audit.audit import audited
-from transparity_conformance.ports.audit.audited import Loader
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.loading import load_port
 
 FOLDER = Path(__file__).parent
 

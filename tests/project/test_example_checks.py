@@ -13,7 +13,7 @@ import pytest
 
 from transparity.presets import preset
 from transparity_conformance import check
-from transparity_conformance.ports.command import check_command
+from transparity_conformance.checking.command import check_command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/checks"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs")
 MOST_FILES, LONGEST = 12, 40
 
-LISTS = {"conformance/transparity_conformance/suite/claims", "conformance/transparity_conformance/diagnosis/faults"}
+LISTS = {"conformance/transparity_conformance/suite/claims", "conformance/transparity_conformance/catalogue"}
 """Folders with one file for each subject of a list, which may have more."""
 
 

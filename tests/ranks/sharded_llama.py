@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.running.loading import load_port
 
 load_whole = load_port(f"{Path(__file__).parents[1] / 'check' / 'hand_written_llama.py'}:load")
 

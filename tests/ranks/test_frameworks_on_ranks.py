@@ -6,13 +6,13 @@ import pytest
 
 from meta.ranks.cases import CONFIGS, Case
 from meta.ranks.measure import started
+from transparity_conformance.checking.ranks.against_one import against_one
+from transparity_conformance.checking.ranks.group import group_of
+from transparity_conformance.checking.ranks.sizes import divisible
+from transparity_conformance.checking.reach.calls import run_all
 from transparity_conformance.diagnosis.judge import judge, silent
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.ports.process.isolation import IsolatedBuild
-from transparity_conformance.ports.ranks.against_one import against_one
-from transparity_conformance.ports.ranks.group import group_of
-from transparity_conformance.ports.ranks.sizes import divisible
-from transparity_conformance.ports.reach.calls import run_all
+from transparity_conformance.running.process.isolation import IsolatedBuild
 
 CONFIG = divisible(CONFIGS["notes-lm"], 2)
 PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if key in ("mixed", "one")}

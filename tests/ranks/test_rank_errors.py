@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.process.isolation import IsolatedBuild
-from transparity_conformance.ports.ranks import group as groups
-from transparity_conformance.ports.ranks.group import group_of, ranked_build
+from transparity_conformance.checking.check import check
+from transparity_conformance.checking.ranks import group as groups
+from transparity_conformance.checking.ranks.group import group_of, ranked_build
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.process.isolation import IsolatedBuild
 
 PORTS = Path(__file__).with_name("failing_ports.py")
 

@@ -16,10 +16,10 @@ from meta.ranks.measure import causes, checked, started
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE
-from transparity_conformance.diagnosis.faults import faults_at, sharding
-from transparity_conformance.ports.process.isolation import IsolatedBuild
-from transparity_conformance.ports.ranks.sizes import divisible
+from transparity_conformance.catalogue import faults_at, sharding
+from transparity_conformance.checking.ranks.sizes import divisible
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.running.process.isolation import IsolatedBuild
 
 
 @pytest.fixture(scope="module")

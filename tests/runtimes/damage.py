@@ -33,17 +33,17 @@ from tests.runtimes.gguf_files import write
 
 from meta.fuzz.wild import damaged
 from transparity.errors import TransparityError
+from transparity_conformance.checking.artefacts.gguf.checking import GgufCheck
+from transparity_conformance.checking.artefacts.gguf.metadata import keys_of
+from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
+from transparity_conformance.checking.artefacts.systems import artefact_system
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.artefacts.gguf.checking import GgufCheck
-from transparity_conformance.ports.artefacts.gguf.metadata import keys_of
-from transparity_conformance.ports.artefacts.gguf.reading import read_gguf
-from transparity_conformance.ports.artefacts.systems import artefact_system
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.runtimes.runtime import load_artefact, runtime_of
+from transparity_conformance.running.runtimes.runtime import load_artefact, runtime_of
 
 ROUNDING = 1e-5
 """The share of the largest logit up to which a difference is one of rounding."""

@@ -259,7 +259,7 @@ def test_a_missing_extra_is_named(wide: Hub, check: Check, monkeypatch: pytest.M
 
 
 def test_a_grid_bounds_what_the_library_quantises_and_keeps_its_order() -> None:
-    from transparity_conformance.ports.artefacts.gguf.rounding import BITS, disorder, step, worst_block
+    from transparity_conformance.checking.artefacts.gguf.rounding import BITS, disorder, step, worst_block
 
     random = np.random.default_rng(0)
     for drawn in (random.normal(size=(64, 512)), random.standard_t(2, (64, 512))):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from transparity_conformance.ports.check import check
+from transparity_conformance.checking.check import check
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.report import Report
 

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from meta.modules.measure import CASES, Mistakes, causes, judged, models_of
 from transparity.config import TransformerConfig
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.cli import app
-from transparity_conformance.ports.adapters.model import made_by
-from transparity_conformance.ports.adapters.tensors import tensors_of
-from transparity_conformance.ports.adapting.adapt import adapt
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.modules.kind import of_build
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.identify.adapting.adapt import adapt
+from transparity_conformance.running.adapters.model import made_by
+from transparity_conformance.running.adapters.tensors import tensors_of
+from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.loading import load_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
 
@@ -178,8 +178,8 @@ PORT = """
 import numpy as np
 from meta.modules.keras_models import keras, model
 from meta.modules.measure import models_of
-from transparity_conformance.ports.adapters.adapter import Adapter
-from transparity_conformance.ports.adapters.tensors import tensors_of
+from transparity_conformance.running.adapters.adapter import Adapter
+from transparity_conformance.running.adapters.tensors import tensors_of
 
 
 def build(config, parameters):

@@ -11,7 +11,7 @@ from docs.site.causes import at_each_length, runs, section
 from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
 from docs.site.pages import ROOT
 
-from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import walk
 
 

@@ -6,8 +6,8 @@ import sys
 import time
 
 from meta.adapting.catalogue import PORTS
-from transparity_conformance.ports.adapting.adapt import Adapted, adapt
-from transparity_conformance.ports.adapting.command import summary
+from transparity_conformance.checking.adapting import summary
+from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 
 def adapted(name: str) -> Adapted:

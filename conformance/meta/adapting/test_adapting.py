@@ -7,7 +7,7 @@ import pytest
 from meta.adapting.catalogue import PORTS
 from meta.adapting.measure import adapted
 from meta.adapting.wrong import BUGS, file_of
-from transparity_conformance.ports.adapting.names import contradicting
+from transparity_conformance.identify.adapting.names import contradicting
 
 
 @pytest.mark.sampled(7)

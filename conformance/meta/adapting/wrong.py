@@ -16,7 +16,7 @@ from typing import Any
 
 from meta.adapting.catalogue import PORTS
 from transparity.config import TransformerConfig
-from transparity_conformance.ports.adapting.adapt import Adapted, adapt
+from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 FOLDER = Path(__file__).parent
 

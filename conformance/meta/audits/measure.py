@@ -17,14 +17,14 @@ from typing import Any
 from meta.audits.fields import FIELDS
 from meta.audits.loading import LOADING
 from meta.audits.planted import FOLDER, RIGHT, Planted, written
+from transparity_conformance.checking.audit.audit import audited
+from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
-from transparity_conformance.ports.audit.audit import audited
-from transparity_conformance.ports.audit.audited import Loader
-from transparity_conformance.ports.check import check
-from transparity_conformance.ports.loader.hub import HubBuild
-from transparity_conformance.ports.loading import load_port
 from transparity_conformance.report.audit.result import CAUSES, Audit
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.loading import load_port
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from meta.audits.fields import FIELDS
 from meta.audits.loading import LOADING
 from meta.audits.measure import audit_alone
 from meta.audits.planted import FOLDER, RIGHT, Planted, written
-from transparity_conformance.ports.loading import load_port
+from transparity_conformance.running.loading import load_port
 
 SAMPLE = (*FIELDS[::20], *LOADING[::20])
 

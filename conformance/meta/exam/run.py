@@ -23,10 +23,10 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.ports.loader.hub import loaded_here
-from transparity_conformance.ports.process.running import built, run
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
+from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
 
 Port = Callable[..., Any]

@@ -15,8 +15,8 @@ from meta.independent.model import Model
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import initialize_parameters, parameter_shapes
+from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, differences, templates
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
-from transparity_conformance.ports.fitting.templates import NOT_RUN, SIZES, differences, templates
 from transparity_numpy.transformer import transformer
 
 MOST = 6

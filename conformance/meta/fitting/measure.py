@@ -18,8 +18,8 @@ import numpy as np
 from meta.fitting.drawn import computes_the_same, drawn, module, template_of
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
-from transparity_conformance.ports.fitting.fit import Fit, fit
-from transparity_conformance.ports.fitting.templates import NOT_RUN, differences
+from transparity_conformance.identify.fitting.fit import Fit, fit
+from transparity_conformance.identify.fitting.templates import NOT_RUN, differences
 
 NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 

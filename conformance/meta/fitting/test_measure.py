@@ -8,8 +8,8 @@ import pytest
 
 from meta.fitting.drawn import MOST, drawn, module, template_of
 from meta.fitting.measure import compared, outcome
-from transparity_conformance.ports.fitting.fit import fit
-from transparity_conformance.ports.fitting.templates import differences
+from transparity_conformance.identify.fitting.fit import fit
+from transparity_conformance.identify.fitting.templates import differences
 
 SAMPLE = (0, 2, 3, 4, 5003, 5005, 5013, 5021)
 """Seeds that take a few seconds each. The last four have a multiplier of parallel branches, kernels of fewer features

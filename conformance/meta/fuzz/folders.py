@@ -24,10 +24,10 @@ from transparity_conformance.checkpoints.importing import (
     save_checkpoint,
 )
 from transparity_conformance.checkpoints.naming import called
-from transparity_conformance.ports.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
-from transparity_conformance.ports.bundle.manifest import FILES, digest, own_digest
-from transparity_conformance.ports.bundle.reading import read_actual, read_bundle
-from transparity_conformance.ports.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
+from transparity_conformance.exchange.bundle.manifest import FILES, digest, own_digest
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
 
 PRINTABLE = [name for name in NAMES if name.isprintable()]
 """Names that a library writes into a file."""

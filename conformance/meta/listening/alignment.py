@@ -18,15 +18,15 @@ from rich.table import Table
 
 from meta.power.simulated import CASES, SimulatedPort, build_of, family_ports, of_logits, plain_ports
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.cases import CASES as FAMILIES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.ports.alignment.heard import aligned_probe
-from transparity_conformance.ports.alignment.plan import plan_of, read
-from transparity_conformance.ports.process.running import built, run_listening
 from transparity_conformance.report.comparison import as_numbers, gap
+from transparity_conformance.running.process.running import built, run_listening
 
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 

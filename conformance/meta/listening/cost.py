@@ -19,10 +19,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
+from transparity_conformance.listening.listen import listen
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.ports.listening.listen import listen
-from transparity_conformance.ports.listening.operation import Operation
 
 PASSES, SECONDS = 3, 2.0
 """The target: at most this many eager passes, and this much besides."""

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Any
 
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.ports.adapters.adapter import Adapter
-from transparity_conformance.ports.adapters.model import adapted
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.adapters.adapter import Adapter
+from transparity_conformance.running.adapters.model import adapted
 
 Mistakes = dict[str, Any]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from meta.power.simulated import CASES, Fault, SimulatedPort, View, case_probes, shows_at
 from transparity.presets import PRESETS
+from transparity_conformance.checking.check import check
 from transparity_conformance.diagnosis.judge import judge
-from transparity_conformance.ports.check import check
 from transparity_conformance.report.report import Divergence, Report
 
 

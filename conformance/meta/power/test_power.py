@@ -37,7 +37,7 @@ from meta.power.simulated import (
 )
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
-from transparity_conformance.diagnosis.faults.wholly_hidden import judged as where_no_convention_decides
+from transparity_conformance.catalogue.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.budgets import neighbours_of_drawn
 from transparity_conformance.oracle.cases import MODELS as FAMILIES
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle

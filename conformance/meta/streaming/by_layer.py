@@ -21,10 +21,10 @@ from rich.console import Console
 
 from meta.streaming import planted
 from meta.streaming.measure import DOCS, peak_memory, write_between
+from transparity_conformance.checking.checkers import PortCheck
+from transparity_conformance.checking.systems import System, layer_systems
 from transparity_conformance.checkpoints.importing import open_checkpoint
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.ports.checking import PortCheck
-from transparity_conformance.ports.systems import System, layer_systems
 from transparity_conformance.report.report import Report
 
 FILE = DOCS / "by-layer.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from transparity_conformance.catalogue import whole_model
+from transparity_conformance.catalogue.fault import Fault
+from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.explain import Explanation, explain
-from transparity_conformance.diagnosis.fault import Fault
-from transparity_conformance.diagnosis.faults import whole_model
-from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis
-from transparity_conformance.diagnosis.faults import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.search.search import Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from transparity.limits.stored import chosen
+from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
-from transparity_conformance.diagnosis.faults.wholly_hidden import judged
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
 from transparity_conformance.diagnosis.reach.coherent import coherent_error

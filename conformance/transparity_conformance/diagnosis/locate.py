@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from transparity.limits.stored import chosen
+from transparity_conformance.catalogue.sites import ENDS, is_norm
+from transparity_conformance.catalogue.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
-from transparity_conformance.diagnosis.faults.sites import ENDS, is_norm
-from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon

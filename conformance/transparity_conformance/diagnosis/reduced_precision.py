@@ -15,8 +15,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import Mapped
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis, WalkState
-from transparity_conformance.diagnosis.faults import whole_model
+from transparity_conformance.catalogue import whole_model
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
 from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.diagnosis.walk import segment_budgets, walk

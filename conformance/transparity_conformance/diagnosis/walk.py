@@ -21,7 +21,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.stored import changed
 from transparity.taps import Tap
-from transparity_conformance.diagnosis.fault import Fault, Formula, Hypothesis, Patch, WalkState
+from transparity_conformance.catalogue.fault import Fault, Formula, Hypothesis, Patch, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays, neighbour

@@ -25,7 +25,7 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.stranger import call_stranger
-from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
+from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share

@@ -36,7 +36,7 @@ from transparity_conformance.capabilities.learning.loss import (
     why_no_loss,
 )
 from transparity_conformance.capabilities.stranger import call_stranger
-from transparity_conformance.diagnosis.faults.wholly_hidden import blind_rows
+from transparity_conformance.catalogue.wholly_hidden import blind_rows
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss
 from transparity_conformance.oracle.differentiation.together import Together

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from transparity_conformance.diagnosis.fault import Hypothesis
-from transparity_conformance.diagnosis.faults import hypotheses, whole_model
-from transparity_conformance.diagnosis.faults.wholly_hidden import judged
+from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis
-from transparity_conformance.diagnosis.faults.masks import conventions
-from transparity_conformance.diagnosis.faults.wholly_hidden import hidden_positions, shows_routers, tied_positions
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.catalogue.masks import conventions
+from transparity_conformance.catalogue.wholly_hidden import hidden_positions, shows_routers, tied_positions
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.report.comparison import gap, share

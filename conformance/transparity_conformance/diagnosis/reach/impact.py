@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.diagnosis.faults.wholly_hidden import free_positions
+from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays

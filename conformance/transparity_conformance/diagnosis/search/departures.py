@@ -9,7 +9,7 @@ from itertools import combinations
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
-from transparity_conformance.diagnosis.fault import Fault, Hypothesis
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 
 ALTERNATIVES: dict[str, tuple[object, ...]] = {
     "norm": ("layer", "layer-unbiased", "rms"),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis, NumericFault, Patch, WalkState
-from transparity_conformance.diagnosis.faults import SUBJECTS
-from transparity_conformance.diagnosis.faults.scopes import groups
+from transparity_conformance.catalogue import SUBJECTS
+from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState
+from transparity_conformance.catalogue.scopes import groups
 
 PROMISING = 12
 """The steps of the golden section after which the right number is found to within 1/300 of the grid's spacing."""

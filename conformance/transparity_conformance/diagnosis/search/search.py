@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.diagnosis.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, fitted, widest
 from transparity_conformance.diagnosis.search.pairs import Effects

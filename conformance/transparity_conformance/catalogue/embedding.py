@@ -1,0 +1,278 @@
+"""Faults at the embedding: its scale, the positions, the padding token's row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState
+from transparity_conformance.catalogue.normalization import normed_input
+from transparity_conformance.catalogue.sites import (
+    Value,
+    keys_name,
+    length_at,
+    padding_at,
+    reads_tokens,
+    stack_config,
+    token_table,
+)
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.embeddings import embed_patches, position_ids
+
+OFFSETS = (1, -1, 2, -2, 3, 4)
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    config, is_padded = stack_config(config, site), config.pad_id is not None and reads_tokens(config, site)
+    if site.endswith(".embedding_norm") and config.positions == "learned":
+        description = "the embeddings are normalised before the positions are added"
+        yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
+    if not site.endswith(".embedding"):
+        return
+    for name, factor in SCALES.items():
+        if not math.isclose(factor(config), config.token_scale):
+            yield scaled(config, factor(config), name, _what(config, site))
+    if config.positions in ("learned", "sinusoidal"):
+        yield from _offset_faults(config)
+    if config.positions == "learned" and config.position_offset:
+        yield from _count_faults(config, site)
+    if config.positions == "sinusoidal":
+        yield from _sinusoid_faults(config)
+    if is_padded:
+        description = f"the embedding of the padding token ({config.pad_id}) is zero"
+        yield Fault("padding-row", "zeroed", description, alter=_zeroed)
+        if config.tied_head or config.shared_embedding:
+            description += ", where it is looked up here alone"
+            yield Fault("padding-row", "zeroed here", description, patch=_zeroed_here)
+
+
+def _what(config: TransformerConfig, site: str) -> str:
+    if reads_tokens(config, site):
+        return "token embeddings"
+    return "patches" if config.reads_pixels else "frames"
+
+
+def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
+    for offset in OFFSETS:
+        begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
+        if config.positions == "sinusoidal":
+            yield Fault("position-offset", f"{offset}", begins, patch=partial(_moved, offset, ""), value=offset)
+            continue
+        for edge in ("clipped", "rolled"):
+            description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
+            yield Fault("position-offset", f"{offset} {edge}", description, patch=patch, value=offset)
+
+
+def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
+    if config.rope_layout == "interleaved":
+        description = "all sines come before all cosines instead of each next to its cosine"
+        yield Fault("position-layout", "concatenated", description, patch=partial(_replaced, concatenated))
+        description = "each cosine comes before its sine"
+    else:
+        description = "each sine is next to its cosine instead of all sines before all cosines"
+        yield Fault("position-layout", "interleaved", description, patch=partial(_replaced, interleaved))
+        description = "cosines come before sines"
+    yield Fault("position-layout", "cosine first", description, patch=partial(_replaced, cosine_first))
+    right = TIMESCALES[config.sinusoidal_timescales]
+    for name, exponents in EXPONENTS.items():
+        if name == right:
+            continue
+        description = f"the exponent of the positions' frequencies is {name} instead of {right}"
+        yield Fault("position-frequency", name, description, patch=partial(_replaced, partial(sinusoids, exponents)))
+
+
+def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Faults of the tokens that positions count."""
+    if config.position_count == "all":
+        description = "positions count only tokens that are not padding"
+        yield Fault("position-count", "visible", description, patch=partial(_placed, _counting_visible))
+        return
+    yield Fault("position-count", "all", "positions count padding, too", patch=partial(_placed, _counting_all))
+    description = "padding has the position of the last token before it, not the one before the first token"
+    yield Fault("position-count", "padding goes on", description, patch=partial(_placed, _counting_on))
+
+
+SCALES: dict[str, Callable[[TransformerConfig], float]] = {
+    "1 (none)": lambda config: 1.0,
+    "√embed_dim": lambda config: math.sqrt(config.embed_dim),
+    "1/√embed_dim": lambda config: 1 / math.sqrt(config.embed_dim),
+    "embed_dim": lambda config: float(config.embed_dim),
+    "√head_dim": lambda config: math.sqrt(config.head_dim),
+}
+"""Factors by which ports multiply token embeddings."""
+
+
+def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
+    """Token embeddings, patches as vectors, or what the convolutions make of frames, times `factor`; a named factor is
+    computed again for a model of another size."""
+    by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
+    right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
+    if config.embedding_multiplier != 1:
+        right += f"{' · ' if right else ''}{config.embedding_multiplier:g}"
+    description = f"{what} are multiplied by {by}" + f" instead of {right}" * bool(right)
+    if factor == 1:
+        description = f"{what} are not multiplied by {right}"
+    change = partial(_scaled, SCALES.get(named, lambda config: factor))
+    return Fault("embedding-scale", named, description, patch=change, value=factor)
+
+
+def based(config: TransformerConfig, base: float, named: str) -> Fault:
+    """Sinusoids of another base."""
+    description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
+    change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
+    return Fault("position-frequency", f"base {named}", description, patch=change, value=base)
+
+
+def tokens_of(state: WalkState, site: str) -> np.ndarray:
+    """The token embeddings, unscaled, without positions; of images and audio what takes their place."""
+    if state.config.reads_pixels:
+        patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
+        return patches
+    if state.config.reads_frames and site.startswith("encoder"):
+        made: np.ndarray = state.taps["encoder.second_convolution"]
+        return made
+    table = state.parameters[token_table(state.config, site.split(".")[0])]
+    embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
+    return embedded
+
+
+def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
+    return value + (factor(state.config) - state.config.token_scale) * tokens_of(state, site)
+
+
+def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
+    """The rows (batch or 1, length) of the table of positions; `visible` marks the counted tokens."""
+    visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
+    return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
+
+
+def right_positions(state: WalkState, site: str) -> np.ndarray:
+    config = stack_config(state.config, site)
+    if config.positions == "learned":
+        table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        return table[right_ids(state, site)]
+    return sinusoids(usual_exponents, config, _positions(state, site))
+
+
+def _positions(state: WalkState, site: str) -> np.ndarray:
+    return np.arange(length_at(state, site))
+
+
+def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
+    right = right_positions(state, site)
+    if stack_config(state.config, site).positions == "learned":
+        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        moved = right_ids(state, site) + offset
+        return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
+    return value - right + sinusoids(usual_exponents, state.config, _positions(state, site) + offset)
+
+
+def _placed(ids: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    """Replace the learned positions; ids outside the table are clipped."""
+    table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+    return value - right_positions(state, site) + table[np.clip(ids(state, site), 0, len(table) - 1)]
+
+
+def _counting_all(state: WalkState, site: str) -> np.ndarray:
+    return _positions(state, site)[None] + state.config.position_offset
+
+
+def _counting_visible(state: WalkState, site: str) -> np.ndarray:
+    visible = padding_at(state, site)[:, 0, 0]
+    counted: np.ndarray = np.cumsum(visible, axis=1) * visible
+    return counted + state.config.position_offset - 1
+
+
+def _counting_on(state: WalkState, site: str) -> np.ndarray:
+    counted: np.ndarray = np.cumsum(padding_at(state, site)[:, 0, 0], axis=1)
+    return counted + state.config.position_offset - 1
+
+
+def _replaced(positions: Value, state: WalkState, site: str, value: Value) -> Value:
+    return value - right_positions(state, site) + positions(state.config, _positions(state, site))
+
+
+def usual_exponents(config: TransformerConfig) -> np.ndarray:
+    exponents: np.ndarray = EXPONENTS[TIMESCALES[config.sinusoidal_timescales]](config)
+    return exponents
+
+
+def _waves(config: TransformerConfig, positions: np.ndarray, base: float, exponents: Value) -> list[np.ndarray]:
+    angles = positions[:, None] / base ** exponents(config)
+    return [np.sin(angles), np.cos(angles)]
+
+
+def sinusoids(
+    exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
+) -> np.ndarray:
+    """Sines and cosines in the right layout at the frequencies base^−exponent."""
+    both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
+    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
+
+
+def _interleave(both: list[np.ndarray]) -> np.ndarray:
+    return np.stack(both, axis=-1).reshape(len(both[0]), -1)
+
+
+def concatenated(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
+    return np.concatenate(_waves(config, positions, config.rope_theta, usual_exponents), axis=-1)
+
+
+def interleaved(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
+    return _interleave(_waves(config, positions, config.rope_theta, usual_exponents))
+
+
+def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
+    both = _waves(config, positions, config.rope_theta, usual_exponents)[::-1]
+    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
+
+
+EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
+
+TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
+"""The exponents by `sinusoidal_timescales`."""
+
+EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
+    "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,
+    "i/(2·embed_dim)": lambda config: np.arange(0, config.embed_dim, 2) / (2 * config.embed_dim),
+    INCLUSIVE: lambda config: np.arange(config.embed_dim // 2) / max(1, config.embed_dim // 2 - 1),
+    EXCLUSIVE: lambda config: np.arange(0, config.embed_dim, 2) / config.embed_dim,
+}
+
+
+def _positions_behind(state: WalkState, site: str, value: Value) -> Value:
+    right = right_positions(state, site.removesuffix("_norm"))
+    return normed_input(state, site, state.taps[site.removesuffix("_norm")] - right) + right
+
+
+def _zeroed(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = token_table(config, site.split(".")[0])
+    table = parameters[name].copy()
+    table[config.pad_id] = 0
+    return {name: table}
+
+
+def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
+    is_padding = (state.inputs[keys_name(state.config, site)] == state.config.pad_id)[..., None]
+    return value - is_padding * state.config.token_scale * tokens_of(state, site)
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    grid = [2.0**power for power in range(-10, 11)]
+    yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
+    if "sinusoidal" in (config.positions, config.encoder_positions):
+        grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
+        yield NumericFault(partial(_is_sinusoidal, config), grid, lambda base: based(config, base, f"{base:.6g}"))
+
+
+def _is_embedding(site: str) -> bool:
+    return site.endswith(".embedding")
+
+
+def _is_sinusoidal(config: TransformerConfig, site: str) -> bool:
+    return _is_embedding(site) and stack_config(config, site).positions == "sinusoidal"

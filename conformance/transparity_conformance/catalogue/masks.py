@@ -1,0 +1,355 @@
+"""Faults between scores and weights: the mask, the value of masked scores, and the axis of the softmax."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import MaskOrder, TransformerConfig, WindowKind
+from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState
+from transparity_conformance.catalogue.sites import (
+    Value,
+    has_padding,
+    is_causal,
+    length_at,
+    own_config,
+    padding_at,
+    split,
+)
+from transparity_numpy.arithmetic.functional import softmax
+from transparity_numpy.attention import attention_weights, repeat_heads
+from transparity_numpy.masks import window_mask
+
+Mask = np.ndarray
+"""True where a query (batch, 1, queries, keys) sees a key."""
+
+
+class MaskParts:
+    """The parts of the right mask of one attention."""
+
+    def __init__(self, state: WalkState, site: str) -> None:
+        self.state, self.site = state, site
+        causal = is_causal(site)
+        self.length, self.config = length_at(state, site), state.config
+        self.padding = padding_at(state, site)
+        """(batch, 1, 1, keys), whether or not padding is masked here."""
+        self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
+        self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
+        self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
+        own = own_config(state.config, site)
+        self.layer_window, self.window_kind = own.sliding_window, own.window_kind
+        self.window = self.layer_window if split(site)[1] == "self_attention" else None
+        self.square = np.ones_like(self.past)
+
+    def seen(self, settings: Settings) -> Mask:
+        """The mask, in which `settings` may change `past`, `padding`, `window` and `window_kind`, each by a function of
+        these parts, where the first of the chunks begins, whether it `masks_padding`, and whether all is `inverted`."""
+        mask = settings.get("past", lambda parts: parts.past)(self)
+        if settings.get("masks_padding", self.masks_padding):
+            mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
+        window = settings.get("window", lambda parts: parts.window)(self)
+        if window is not None:
+            kind, begin = settings.get("window_kind", lambda parts: parts.window_kind)(self), settings.get("begin", 0)
+            within = window_mask(np.arange(self.length + begin)[None], self.length + begin, window, kind)
+            mask = mask & within[..., begin:, begin:]
+        return ~mask if settings.get("inverted") else mask
+
+
+def layer_of(site: str) -> int:
+    return int(site.split(".")[2])
+
+
+def right_mask(state: WalkState, site: str) -> Mask:
+    return MaskParts(state, site).seen({})
+
+
+def _masked(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=weighed, settings=settings, value=value)
+
+
+def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The weights with another mask, masked score, way to mask, or axis of the softmax; other taps as they are."""
+    if not site.endswith(".weights"):
+        return value
+    scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
+    axis, hidden = settings.get("axis", -1), _masked_score(settings, state.config)
+    sinks = sinks_at(state, site)
+    if "behind" in settings:
+        weights = attention_weights(scores, np.ones_like(mask), hidden, sinks) * mask
+        return weights / weights.sum(axis, keepdims=True) if settings["behind"] == "normalised" else weights
+    if "added" in settings:
+        shown = scores + np.where(mask, 0.0, settings["added"]).astype(value.dtype)
+        return attention_weights(shown, np.ones_like(mask), hidden, sinks)
+    if axis == -1:
+        weights = attention_weights(scores, mask, hidden, sinks)
+        if "blind" not in settings:
+            return weights
+        blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
+        return np.where(mask.any(-1, keepdims=True), weights, blind)
+    lowest = float(np.finfo(value.dtype).min) / 2
+    return _softmax_over(axis, np.where(mask, scores, value.dtype.type(max(hidden, lowest))))
+
+
+def _masked_score(settings: Settings, config: TransformerConfig) -> float:
+    """The number in place of masked scores: another, as large as it is behind the scale, or in the other order."""
+    masked, given = config.masked_score, config.mask_value
+    if "order" in settings:
+        masked = dataclasses.replace(config, mask_order=settings["order"](config)).masked_score
+    if "hidden" in settings:
+        scale = masked / given if given and math.isfinite(given) else 1.0
+        masked = settings["hidden"] * scale
+    return masked
+
+
+def sinks_at(state: WalkState, site: str) -> Value | None:
+    """The sinks of the attention whose weights are at `site`, if it has any."""
+    return state.parameters.get(site.replace(".weights", ".sinks"))
+
+
+def _softmax_over(axis: int, scores: Value) -> Value:
+    return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
+
+
+def _hiding(identity: str, variant: str, description: str, **settings: Any) -> Iterator[Fault]:
+    """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
+    yield _masked(identity, variant, description, **settings)
+    for kind, says in BLIND.items():
+        description_there = f"{description}; a row that sees nothing {says}"
+        yield _masked(identity, f"{variant}, {kind}", description_there, blind=kind, **settings)
+
+
+BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
+"""Weights of rows that see nothing: those of a softmax of −∞ alone, and of scores that are all less by one number."""
+
+
+CAUSAL = (
+    _masked(
+        "causal-missing",
+        "missing",
+        "the causal mask is missing: the future is visible",
+        past=lambda m: m.square,
+    ),
+    _masked(
+        "causal-diagonal",
+        "shows the next",
+        "each position sees the next one, too",
+        past=lambda m: np.tril(m.square, 1),
+    ),
+    _masked(
+        "mask-polarity",
+        "past hidden",
+        "the causal mask is transposed: the past is masked",
+        past=lambda m: np.triu(m.square),
+    ),
+)
+CAUSAL_AND_PADDING = (
+    _masked(
+        "mask-polarity",
+        "causal inverted",
+        "the causal part of the mask is inverted",
+        past=lambda m: ~m.past,
+    ),
+    _masked(
+        "mask-polarity",
+        "padding inverted",
+        "the padding part of the mask is inverted",
+        padding=lambda m: ~m.padding,
+    ),
+)
+PADDING = (
+    _masked("padding-ignored", "not hidden", "padding is not masked", padding=lambda m: np.ones_like(m.padding)),
+    _masked(
+        "padding-axis",
+        "queries",
+        "padded queries are masked instead of padded keys",
+        padding=lambda m: m.query_padding,
+    ),
+)
+PADDING_HIDDEN = _masked(
+    "padding-ignored",
+    "hidden",
+    "padding is masked, but the reference leaves it visible",
+    masks_padding=True,
+)
+INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
+DIAGONAL = tuple(
+    _hiding("causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1))
+)
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    _, sublayer, tap = split(site)
+    if tap == "context" and not config.mask_is_exact:
+        yield from conventions(config, site)
+    if tap != "weights":
+        return
+    pads = has_padding(config, site)
+    causal = site.startswith("decoder") and sublayer == "self_attention"
+    masks_padding = pads and (not causal or config.decoder_mask == "causal-and-padding")
+    if causal or pads:
+        yield from INVERTED
+        yield from _value_faults(config)
+    if causal:
+        yield from (*CAUSAL, *DIAGONAL)
+    if causal and masks_padding:
+        yield from CAUSAL_AND_PADDING
+    if masks_padding:
+        yield from PADDING
+    elif pads:
+        yield PADDING_HIDDEN
+    if sublayer == "self_attention":
+        yield from _window_faults(config, site, causal=causal)
+    yield _masked("softmax-axis", "queries", "softmax runs over the queries", axis=-2)
+    if config.num_heads > 1:
+        yield _masked("softmax-axis", "heads", "softmax runs over the heads", axis=1)
+    if pads or causal:
+        yield HIDDEN_ROW_IS_NAN
+        if not config.mask_is_exact:
+            yield from conventions(config, site)
+
+
+def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
+    for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
+        if value != config.mask_value:
+            description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
+            yield _masked("mask-value", f"{value:g}", description, value, hidden=value)
+    for value in (config.mask_value, -1e9, -10.0, 1.0):
+        if math.isfinite(value):
+            description = f"{value:g} is added to masked scores instead of replacing them"
+            yield _masked("mask-value", f"{value:g} added", description, value, added=value)
+    description = "the mask multiplies the weights after the softmax"
+    yield _masked("mask-order", "behind the softmax", description, behind="as they are")
+    description += ", and they are normalised again"
+    yield _masked("mask-order", "behind the softmax, normalised", description, behind="normalised")
+    other = "after" if config.mask_order == "before-scale" else "before"
+    yield _masked("mask-order", other, f"masked scores are replaced {other} the scale", order=_other_order)
+
+
+def _other_order(config: TransformerConfig) -> MaskOrder:
+    return "after-scale" if config.mask_order == "before-scale" else "before-scale"
+
+
+def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
+    own = own_config(config, site)
+    if own.sliding_window is not None:
+        faults = _chunk_faults if own.window_kind == "chunks" else _sliding_faults
+        yield from faults(own.sliding_window, causal=causal)
+    kinds = config.layer_kinds
+    if len({_window(each) for each in kinds.values()}) > 1:
+        description = "layers with and without a window are exchanged"
+        yield _windowed("window-layers", "exchanged", description, _of_the_next_kind)
+    for kind, other in kinds.items():
+        if other.sliding_window is not None and _window(other) != _window(own):
+            description = f"this layer has the window of the layers of {kind}"
+            yield _windowed("window-layers", kind, description, partial(_of_kind, kind))
+
+
+def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
+    for more in (1, -1):
+        description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
+        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
+    description = "the sliding window is missing: the whole past is visible"
+    yield _masked("window-missing", "missing", description, window=lambda m: None)
+    if not causal:
+        description = "half of the window is on each side"
+        yield _masked("window-size", "half", description, window=lambda m: m.layer_window // 2 + 1)
+    description = f"a position sees those of its own chunk of {window} alone, not the last {window}"
+    yield _masked("window-kind", "chunks", description, window_kind=lambda m: "chunks")
+
+
+def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
+    for more in (1, -1):
+        description = f"chunks have {window + more} positions instead of {window}"
+        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
+    description = "the chunks are missing: the whole past is visible"
+    yield _masked("window-missing", "missing", description, window=lambda m: None)
+    description = f"a position sees the last {window} positions, not those of its own chunk alone"
+    yield _masked("window-kind", "sliding", description, window_kind=lambda m: "sliding")
+    for name, begin in {"early": 1, "late": window - 1}.items() if window > 1 else ():
+        if name == "early" or window > 2:
+            description = f"chunks begin a position too {name}"
+            yield _masked("window-begin", name, description, begin=begin)
+
+
+def _windowed(identity: str, variant: str, description: str, of: Callable[[MaskParts], Window]) -> Fault:
+    """A fault of a layer that has another layer's window."""
+    settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
+    return _masked(identity, variant, description, **settings)
+
+
+Window = tuple[int | None, WindowKind]
+"""The size and the kind of a window; without one, the kind is `sliding`."""
+
+
+def _window(own: TransformerConfig) -> Window:
+    return own.sliding_window, "sliding" if own.sliding_window is None else own.window_kind
+
+
+def _larger_by(more: int, m: MaskParts) -> int:
+    return int(m.layer_window or 0) + more
+
+
+def _of_kind(kind: str, m: MaskParts) -> Window:
+    return _window(m.config.layer_kinds[kind])
+
+
+def _of_the_next_kind(m: MaskParts) -> Window:
+    """The window of the kind that follows the layer's own in `layer_types`, with another window."""
+    types, layer = m.config.layer_types, layer_of(m.site)
+    own = _window(own_config(m.config, m.site))
+    others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
+    return next(window for window in others if window != own)
+
+
+def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
+    return Fault("mask-wholly-hidden-row", name, f"a row with every key masked {description}", patch=patch)
+
+
+def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """The values that ports return where a row has no visible key; faults only where masked keys weigh something."""
+    _, sublayer, tap = split(site)
+    if tap == "context" and sublayer.endswith("attention"):
+        yield _hidden_row("zero context", "returns zeros", _zero_context)
+    if tap != "weights":
+        return
+    yield _hidden_row("zero", "has weights of zero", partial(_unseeing, 0.0))
+    if site.startswith("decoder") and sublayer == "self_attention":
+        yield _hidden_row("past", "weighs the keys up to its own position alike", _unseeing_past)
+    if config.mask_is_exact:
+        yield _hidden_row("by scores", "weighs its keys by their scores, as if none were masked", _unseeing_scores)
+
+
+def scores_at(state: WalkState, site: str) -> Value:
+    return state.taps[site.replace(".weights", ".scores")]
+
+
+def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
+    sees = right_mask(state, site).any(-1, keepdims=True)
+    return np.where(sees, value, value.dtype.type(fill))
+
+
+def _unseeing_scores(state: WalkState, site: str, value: Value) -> Value:
+    sees = right_mask(state, site).any(-1, keepdims=True)
+    return np.where(sees, value, softmax(scores_at(state, site)))
+
+
+def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
+    parts = MaskParts(state, site)
+    return np.where(parts.seen({}).any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
+
+
+def _zero_context(state: WalkState, site: str, value: Value) -> Value:
+    weights, scope = site.replace(".context", ".weights"), site.rpartition(".")[0]
+    sees = right_mask(state, weights).any(-1, keepdims=True)
+    values = repeat_heads(state.taps[f"{scope}.value"], state.config.num_heads)
+    heads = np.where(sees, state.taps[weights] @ values, value.dtype.type(0))
+    batch, _, length, _ = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, -1)
+
+
+HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", partial(_unseeing, math.nan))

@@ -1,0 +1,303 @@
+"""Faults of norms: eps, its place, the deviation, the kind of norm, or none at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
+from transparity_conformance.catalogue.gated_norm import gated_norm
+from transparity_conformance.catalogue.sites import (
+    Value,
+    is_gated_norm,
+    is_head_norm,
+    is_latent,
+    is_norm,
+    is_normed,
+    layer_input,
+    norm_input,
+    norm_scope,
+    parameters_of,
+    split,
+    sublayers,
+)
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.attention import project_heads
+from transparity_numpy.normalization import norm
+
+KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parts of a norm."""
+
+    centered: bool = True
+    """Whether the variance is taken around the mean."""
+    subtracted: bool = True
+    """Whether the mean is subtracted, if the variance is taken around it."""
+    correction: int = 0
+    outside: bool = False
+    """Whether eps is added to the deviation instead of the variance."""
+    biased: bool = True
+    gained: bool = True
+    more: float = 0.0
+    """The number added to the gain."""
+    statistics: str = "features"
+    """The axes: `features`, `heads` and their features, the `batch` and positions, or `running` statistics."""
+    eps: float = 0.0
+    factor: float = 1.0
+    """The number that the input is multiplied by."""
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site.endswith(".self_attention.query") and not is_normed(config, site):
+        for name, (source, description) in UNWANTED.items():
+            if source is None or config.embedding_norm:
+                patch = partial(_normed_first, source)
+                yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
+    if has_eps(config, site):
+        yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
+    if not is_norm(config, site):
+        return
+    right = form_at(config, site)
+    if not right.centered:
+        yield from _of_rms(site, right)
+    elif config.norm == "batch":
+        yield from _of_batch()
+    else:
+        yield from _of_layer(right)
+    if right.biased:
+        yield _formed("norm-kind", "without bias", "its bias is missing", biased=False)
+    yield _formed("norm-kind", "without gain", "its gain is missing", gained=False)
+    if right.more:
+        yield _formed("norm-gain", "weight", "it multiplies by its weight, not by 1 + its weight", more=0)
+    elif not right.centered:
+        yield _formed("norm-gain", "one-plus-weight", "it multiplies by 1 + its weight, not by its weight", more=1)
+    yield Fault("norm-missing", "missing", "this norm is missing", patch=_missing)
+    for other in _neighbours(config, site):
+        name = site.rpartition(".")[2]
+        yield from _taken(name, other)
+    # a norm by its input's own statistics, which only eps tells from a scale
+    ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
+    for factor in (2.0, 0.5):
+        yield _scaled_input(factor, ties)
+
+
+def _taken(name: str, other: str) -> Iterator[Fault]:
+    """The parameters of two norms exchanged, and of one used in place of the other's, which is right in its own."""
+    pair = (min(name, other), max(name, other))
+    change, taken_from = partial(_exchanged, pair), partial(_beside, other)
+    says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
+    both = Fault("norm-swapped", " and ".join(pair), says, alter=change, taken_from=taken_from, is_mutual=True)
+    yield both
+    says = f"the parameters of {other} are used for {name}, too"
+    variant = f"{other} for {name}"
+    yield Fault("norm-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+
+
+def _beside(name: str, site: str) -> str:
+    return f"{site.rpartition('.')[0]}.{name}"
+
+
+def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
+    says = f"what this norm is given is {factor:g} × ours"
+    settings = {"factor": factor}
+    return Fault("norm-input-scale", f"{factor:g}", says, formula=norm_with, settings=settings, equivalents=ties)
+
+
+def _formed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=norm_with, settings=settings)
+
+
+def _of_batch() -> Iterator[Fault]:
+    """Faults of a BatchNorm."""
+    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
+    description = "it normalises by the batch, not by the running statistics"
+    yield _formed("norm-kind", "batch statistics", description, statistics="batch")
+    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", statistics="features")
+
+
+def _of_layer(right: Form) -> Iterator[Fault]:
+    """Faults of a LayerNorm."""
+    place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
+    yield _formed("norm-eps-placement", place, f"eps is added {place}", outside=not right.outside)
+    description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
+    yield _formed("norm-variance", over, description, **changes)
+    description += f", and eps is added {place}"
+    yield _formed("norm-variance", f"{over}, eps {place}", description, **changes, outside=not right.outside)
+    description = "the mean is not subtracted, though the variance is taken around it"
+    yield _formed("norm-kind", "mean left in", description, subtracted=False)
+    for biased, without in ((True, ""), (False, ", and there is no bias")):
+        if without and not right.biased:
+            continue
+        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
+        rms: dict[str, Any] = {"centered": False} | ({} if biased else {"biased": False})
+        plain = {
+            name: value for name, value in (("correction", 0), ("outside", False)) if getattr(right, name) != value
+        }
+        yield _formed("norm-kind", kind, description, **rms, **plain)
+        if right.outside:
+            yield _formed(
+                "norm-kind", f"{kind}, eps outside", f"{description}, and eps is outside the root", **rms, correction=0
+            )
+            description += ", the deviation as in the right norm"
+            yield _formed("norm-kind", f"{kind}, same deviation", description, **rms)
+    description = "it is a BatchNorm over the batch and the positions"
+    yield _formed("norm-kind", "BatchNorm", description, correction=0, outside=False, statistics="batch")
+    if right.outside:
+        description += ", the deviation as in the right norm"
+        yield _formed("norm-kind", "BatchNorm, same deviation", description, statistics="batch")
+
+
+def _of_rms(site: str, right: Form) -> Iterator[Fault]:
+    """Faults of an RMSNorm."""
+    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
+    yield _formed("norm-variance", "n − 1", "the mean of the squares is taken over n − 1", correction=1)
+    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is subtracted", centered=True)
+    if is_head_norm(site):
+        yield _heads_otherwise(right)
+
+
+def _heads_otherwise(right: Form) -> Fault:
+    """A norm of queries or keys over the features of all heads instead of each, or of each instead of all."""
+    if right.statistics == "heads":
+        description = "each head is normalised by itself, not all heads together"
+        return _formed("query-key-norm", "each head", description, statistics="features")
+    description = "all heads are normalised together, not each by itself"
+    return _formed("query-key-norm", "heads together", description, statistics="heads")
+
+
+def _neighbours(config: TransformerConfig, site: str) -> list[str]:
+    """The norms whose parameters may be used instead of this one's."""
+    if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
+        return []  # of other sizes
+    if is_head_norm(site):
+        return ["key_norm" if site.endswith("query_norm") else "query_norm"]
+    if site.count(".") != 3:
+        return []
+    scope, name = site.rpartition(".")[::2]
+    kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
+    normed = [sublayer for sublayer in sublayers(config, scope) if is_normed(config, f"{scope}.{sublayer}")]
+    names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
+    names = names[:1] if config.branches == "parallel-one-norm" else names
+    names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
+    return [other for other in names if other != name]
+
+
+def form_at(config: TransformerConfig, site: str) -> Form:
+    """The right norm at a tap."""
+    more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
+    if config.norm == "rms" or is_head_norm(site) or is_latent(site):
+        together = is_head_norm(site) and config.query_key_norm_over == "projection"
+        statistics = "heads" if together else "features"
+        return Form(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
+    unbiased = config.norm == "layer-unbiased"
+    statistics = "running" if config.norm == "batch" else "features"
+    return Form(
+        correction=int(unbiased),
+        outside=unbiased,
+        biased=config.norm_bias,
+        statistics=statistics,
+        more=more,
+        eps=config.norm_eps,
+    )
+
+
+def other_eps(config: TransformerConfig, eps: float) -> Fault:
+    description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
+    # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
+    ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
+    made: dict[str, Any] = {"formula": norm_with, "settings": {"eps": eps}}
+    return Fault("norm-eps", f"{eps:.3g}", description, **made, value=eps, equivalents=ties)
+
+
+def has_eps(config: TransformerConfig, site: str) -> bool:
+    """Return whether a tap is made by a norm: one between sublayers, of a latent, or of what a recurrence reads."""
+    return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
+
+
+def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The norm at a tap with other settings; of a recurrence, with its gate."""
+    if is_gated_norm(site):
+        return gated_norm(settings, state, site, value)
+    form = dataclasses.replace(form_at(state.config, site), **settings)
+    return _formed_by(form, state, site, norm_input(state, site))
+
+
+def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
+    parameters = parameters_of(state, norm_scope(site))
+    number = x.dtype.type
+    x, eps = x * number(form.factor), number(form.eps)
+    weight = parameters["weight"] + number(form.more) if form.gained else number(1)
+    if np.size(weight) not in (1, x.shape[-1]):  # of all heads together
+        weight = weight.reshape(x.shape[1], 1, x.shape[-1])
+    bias = parameters["bias"] if form.biased else number(0)
+    if form.statistics == "running":
+        centered, variance = x - parameters["running_mean"], parameters["running_var"]
+    else:
+        axes = {"features": (-1,), "heads": (1, -1), "batch": (0, 1)}[form.statistics]
+        centered = x - x.mean(axes, keepdims=True) if form.centered else x
+        count = math.prod(x.shape[axis] for axis in axes) - form.correction
+        variance = (centered * centered).sum(axes, keepdims=True) / number(count)
+    deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
+    return (centered if form.subtracted else x) / deviation * weight + bias
+
+
+def normed(state: WalkState, site: str) -> Value:
+    """Apply the right norm to its input."""
+    return normed_input(state, site, norm_input(state, site))
+
+
+def normed_input(state: WalkState, site: str, x: Value) -> Value:
+    """Apply the right norm to `x`."""
+    return _formed_by(form_at(state.config, site), state, site, x)
+
+
+UNWANTED: dict[str, tuple[str | None, str]] = {
+    "fresh": (None, "a norm with gain 1 is in front of attention, which has none in this layer"),
+    "the embeddings'": (
+        "embedding_norm",
+        "the norm of the embeddings is applied again in front of attention, which has none in this layer",
+    ),
+}
+"""Norms that ports have in front of an attention without one."""
+
+
+def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
+    """The query, key or value of a norm of the layer's input: `source`, a norm of the stack, or a fresh one."""
+    scope, _, role = split(site)
+    stack, x = scope.partition(".")[0], layer_input(state, scope)
+    if source is None:
+        one = np.ones(x.shape[-1], x.dtype)
+        gain = one * 0 if state.config.norm_gain == "one-plus-weight" else one
+        parameters = {"weight": gain, "bias": one * 0, "running_mean": one * 0, "running_var": one}
+    else:
+        parameters = parameters_of(state, f"{stack}.{source}")
+    config = state.config
+    heads = config.num_heads if role == "query" else config.key_value_heads
+    projected = project_heads(parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
+    return projected.astype(value.dtype)
+
+
+def _missing(state: WalkState, site: str, value: Value) -> Value:
+    return norm_input(state, site)
+
+
+def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    scope, name = site.rpartition(".")[::2]
+    other = pair[name == pair[0]]
+    kinds = ("weight", "bias", "running_mean", "running_var")
+    found = {kind: parameters.get(f"{scope}.{other}.{kind}") for kind in kinds}
+    return {f"{site}.{kind}": value for kind, value in found.items() if value is not None}
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    yield NumericFault(partial(has_eps, config), [10.0**power for power in range(-14, 2)], partial(other_eps, config))

@@ -1,0 +1,260 @@
+"""Faults at the head: its scale, its cap, and what of the last layer goes into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.config.transformer_config import Pooling
+from transparity.parameters import shared
+from transparity_conformance.catalogue.attention import KNOWN_CAPS
+from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState
+from transparity_conformance.catalogue.sites import Value, apply_linear, padding_at, parameters_of
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.head import head, pool, transform_for_head
+from transparity_numpy.normalization import norm
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site == "pooled":
+        for name, (pooled, says) in _poolings(config):
+            if name != config.pooling:
+                yield Fault("pooling", name, f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
+    if site != "logits":
+        return
+    for name, (pooler, description) in POOLERS.items() if config.has_pooler else ():
+        if name != config.pooler:
+            yield _headed("pooling", name, description, pooler=pooler)
+    if config.head_transform:
+        for name, (transform, description) in TRANSFORMS.items():
+            if name != f"by {config.activation}":
+                yield _headed("head-transform", name, description, transform=transform)
+    if config.head != "logits":
+        return
+    known = [config.head_input_scale]
+    for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
+        if not any(math.isclose(scale(config), each, rel_tol=1e-9) for each in known):
+            known.append(scale(config))
+            description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
+            yield _headed("head-scale", name, description, scale=scale)
+    if config.final_softcap is not None:
+        yield from _cap_faults(config)
+    else:
+        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
+
+
+SCALES: dict[str, Callable[[TransformerConfig], float]] = {
+    "1 (none)": lambda config: 1.0,
+    "√embed_dim": lambda config: config.head_multiplier * config.embed_dim**0.5,
+    "1/√embed_dim": lambda config: config.head_multiplier * config.embed_dim**-0.5,
+    "the multiplier alone": lambda config: config.head_multiplier,
+    "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
+    "the scale's inverse": lambda config: 1 / config.head_input_scale,
+}
+"""Factors by which ports multiply the input of the head, or logits."""
+
+
+def _right(config: TransformerConfig) -> str:
+    of_width = ["1/√embed_dim"] if config.head_scale == "embed_dim" else []
+    further = [f"{config.head_multiplier:g}"] if config.head_multiplier != 1 else []
+    return " · ".join(of_width + further) or "1"
+
+
+def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
+    yield _headed("logit-cap", "missing", "logits have no softcap", cap=None)
+    for cap in KNOWN_CAPS:
+        if cap != config.final_softcap:
+            yield other_cap(config, cap)
+    description = "logits are clipped at the cap instead of softcapped by tanh"
+    yield _headed("logit-cap", "clipped", description, capping=lambda x, cap: np.clip(x, -cap, cap))
+    description = "logits are tanh(logits / cap), which is not multiplied by the cap again"
+    yield _headed("logit-cap", "not scaled back", description, capping=lambda x, cap: np.tanh(x / cap))
+
+
+def other_cap(config: TransformerConfig, cap: float) -> Fault:
+    right = ", and should not be" if config.final_softcap is None else f" instead of {config.final_softcap:g}"
+    description = f"logits are softcapped at {cap:.6g}{right}"
+    return _headed("logit-cap", f"{cap:.6g}", description, cap, cap=cap)
+
+
+def _headed(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=_logits, settings=settings, value=value)
+
+
+def _last(state: WalkState) -> Value:
+    return state.taps["pooled"] if state.config.is_pooled else _output(state)
+
+
+def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The logits of an input times another `scale`, with another `cap` or `capping`."""
+    x, changes = _last(state), dict[str, Any]()
+    if state.config.has_pooler:
+        x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
+        changes["pooler"] = "none"
+    if state.config.head_transform:
+        x = settings.get("transform", _transformed)(state, x)
+        changes["head_transform"] = False
+    if "scale" in settings:
+        x = x * x.dtype.type(settings["scale"](state.config))
+        changes |= {"head_scale": "none", "head_multiplier": 1.0}
+    cap = settings.get("cap", state.config.final_softcap)
+    if "capping" in settings and cap is None:
+        raise KeyError("softcap")
+    changes["final_softcap"] = None if "capping" in settings else cap
+    config = dataclasses.replace(state.config, **changes)
+    logits = head(config, nest(shared(config, state.parameters)), x)
+    return settings["capping"](logits, cap) if "capping" in settings else logits
+
+
+def _transformed(state: WalkState, x: Value, activation: Any = None) -> Value:
+    config = dataclasses.replace(state.config, activation=activation or state.config.activation)
+    return transform_for_head(config, nest(state.parameters), x)
+
+
+def _normed(state: WalkState, x: Value) -> Value:
+    return norm(state.config, parameters_of(state, "head_norm"), x)
+
+
+def _mapped(state: WalkState, x: Value) -> Value:
+    return apply_linear(state, "head_transform", x)
+
+
+TRANSFORMS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
+    "missing": (lambda state, x: x, "the map, the activation and the norm in front of the head are missing"),
+    "without activation": (
+        lambda state, x: _normed(state, _mapped(state, x)),
+        "the map in front of the head has no activation",
+    ),
+    "without norm": (
+        lambda state, x: ACTIVATIONS[state.config.activation](_mapped(state, x)),
+        "the norm in front of the head is missing",
+    ),
+    "norm first": (
+        lambda state, x: ACTIVATIONS[state.config.activation](_normed(state, _mapped(state, x))),
+        "in front of the head, the activation follows the norm",
+    ),
+    "norm alone": (_normed, "in front of the head there is the norm alone"),
+    **{
+        f"by {name}": (partial(_transformed, activation=name), f"the activation in front of the head is {name}")
+        for name in ACTIVATIONS
+    },
+}
+"""What ports have in front of the head of masked words."""
+
+
+def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
+    return ACTIVATED[activation](apply_linear(state, "pooler", x))
+
+
+ACTIVATED: dict[str, Callable[[Value], Value]] = {
+    "tanh": np.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+    "without activation": lambda x: x,
+}
+
+POOLERS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
+    "unprojected": (lambda state, x: x, "the pooled state does not go through the pooler"),
+    "activation alone": (
+        lambda state, x: ACTIVATED[state.config.pooler](x),
+        "the pooled state goes through the pooler's activation without its linear map",
+    ),
+    "without activation": (partial(_through_pooler, "without activation"), "the pooler has no activation"),
+    **{
+        name: (partial(_through_pooler, name), f"the pooler's activation is {name}")
+        for name in ("tanh", "relu", "gelu")
+    },
+}
+"""What ports do to a pooled state."""
+
+
+def _visible(state: WalkState) -> Value:
+    return padding_at(state, f"{state.config.stacks[-1]}.embedding")[:, 0, 0, :]
+
+
+def _output(state: WalkState) -> Value:
+    return state.taps[f"{state.config.stacks[-1]}.output"]
+
+
+def _tokens(state: WalkState) -> np.ndarray | None:
+    """The tokens of the stack that is pooled; none of an image."""
+    return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
+
+
+def _last_eos(state: WalkState, site: str, value: Value) -> Value:
+    """The state at the last end token, or at the last position in a row without any."""
+    x, tokens = _output(state), _tokens(state)
+    assert tokens is not None
+    turned = (tokens == state.config.eos_id)[:, ::-1].argmax(1)
+    return x[np.arange(len(x)), x.shape[1] - 1 - turned].astype(value.dtype)
+
+
+def _before_eos(state: WalkState, site: str, value: Value) -> Value:
+    """The state in front of the first end token, or at the first position."""
+    x, tokens = _output(state), _tokens(state)
+    assert tokens is not None
+    ends = (tokens == state.config.eos_id).argmax(1)
+    return x[np.arange(len(x)), np.maximum(ends - 1, 0)].astype(value.dtype)
+
+
+def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
+    """The positions that a port may pool: those by tokens where there are such, and an end token."""
+    for name, pooled in POOLINGS.items():
+        by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
+        if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
+            yield name, pooled
+
+
+def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
+    config = dataclasses.replace(state.config, pooling=pooling)
+    return pool(config, _output(state), _visible(state), _tokens(state)).astype(value.dtype)
+
+
+def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
+    """The pooled state as if no position were padding."""
+    config = dataclasses.replace(state.config, pooling=pooling)
+    return pool(config, _output(state), np.ones_like(_visible(state)), _tokens(state)).astype(value.dtype)
+
+
+def _before_padding(state: WalkState, site: str, value: Value) -> Value:
+    """The state at the position that the number of visible tokens names, which is the last where padding follows."""
+    x, count = _output(state), _visible(state).sum(1)
+    return x[np.arange(len(x)), np.maximum(count, 1) - 1].astype(value.dtype)
+
+
+def _first_visible(state: WalkState, site: str, value: Value) -> Value:
+    x = _output(state)
+    return x[np.arange(len(x)), _visible(state).argmax(1)].astype(value.dtype)
+
+
+RIGHT: dict[Pooling, str] = {
+    "first": "the first position",
+    "mean": "the mean of the visible positions",
+    "last": "the last visible position",
+    "eos": "the position of the first end token",
+    "largest": "the first position of the largest token",
+}
+
+POOLINGS: dict[str, tuple[Patch, str]] = {
+    **{name: (partial(_by, name), says) for name, says in RIGHT.items()},
+    "mean of all": (partial(_all, "mean"), "the mean of all positions, padding among them,"),
+    "last of all": (partial(_all, "last"), "the last position, be it padding,"),
+    "last by count": (_before_padding, "the position that the number of visible tokens names"),
+    "first visible": (_first_visible, "the first visible position"),
+    "before eos": (_before_eos, "the position in front of the first end token"),
+    "last eos": (_last_eos, "the position of the last end token, or the last position,"),
+}
+"""Positions that ports pool."""
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    if config.head == "logits":
+        grid = [(config.final_softcap or KNOWN_CAPS[1]) * 2.0**power for power in range(-4, 7)]
+        yield NumericFault(lambda site: site == "logits", grid, partial(other_cap, config))

@@ -1,0 +1,213 @@
+"""Faults in carrying weights over: transposed, exchanged, left out, tied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.catalogue.fault import Fault
+from transparity_conformance.catalogue.sites import own_config, split, token_table
+from transparity_conformance.oracle.oracle import Arrays
+
+PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}
+EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "down"))
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    for part in parts_at(config, site):
+        yield from _of_part(config, part)
+    yield from _shared_layers(config, site)
+    if site == "logits" and config.head == "logits" and not config.tied_head:
+        yield from _head_faults(config)
+
+
+def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
+    """Faults with the weight and the bias of one linear map."""
+    shapes, role = parameter_shapes(config), part.rpartition(".")[2]
+    shape = shapes.get(f"{part}.weight")
+    if shape is not None and shape[0] == shape[1]:
+        yield Fault("weight-transpose", role, f"the {role} weight is transposed", alter=partial(_transposed, role))
+    for pair in EXCHANGED:
+        if shape is not None and role in pair:
+            other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
+            if shapes.get(f"{other}.weight") == shape:
+                yield from _taken(role, pair)
+                if f"{other}.bias" in shapes:
+                    yield from _taken(role, pair, biases=False)
+    if f"{part}.bias" in shapes:
+        yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
+
+
+FED = {
+    "hidden": "up",
+    "output": "down",
+    "router_logits": "router",
+    "shared_expert.hidden": "shared_expert.up",
+    "shared_expert.output": "shared_expert.down",
+}
+"""The linear maps of a feed-forward by their taps."""
+
+OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
+OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
+OF_RECURRENCE["output"] = "output"
+"""The linear maps of a recurrence by the taps at which they act; behind three of them are convolutions."""
+
+BESIDE_MAPS: dict[str, tuple[str, ...]] = {
+    "self_attention.query_latent": ("query_latent_norm.",),
+    "self_attention.key_value_latent": ("key_value_latent_norm.",),
+    "self_attention.key": ("key_rotary.",),
+    "self_attention.weights": ("sinks",),
+    "feed_forward.router_chosen": ("router_correction",),
+    "feed_forward.output": ("experts.", "shared_expert_gate."),
+    "recurrence.time_step": ("time_step_bias",),
+    "recurrence.log_decay": ("time_step_bias", "log_rate"),
+    "recurrence.context": ("skip",),
+    "recurrence.gated_context": ("gated_norm.",),
+}
+"""What the names of a sublayer's other parameters begin with, by the taps at which they act."""
+
+TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
+
+
+def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
+    """Two weights exchanged, and one used in place of the other, which is right in its own place."""
+    other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
+    taken_from, without = partial(site_of, other), "" if biases else " without biases"
+    says = f"the weights of {pair[0]} and {pair[1]} are exchanged{'' if biases else ', their biases are not'}"
+    both = Fault(
+        "weight-swapped", f"{' and '.join(pair)}{without}", says, alter=change, taken_from=taken_from, is_mutual=True
+    )
+    yield both
+    says = f"the weight of {other} is used for {role}, too{'' if biases else ', with its own bias'}"
+    variant = f"{other} for {role}{without}"
+    yield Fault("weight-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+
+
+def site_of(role: str, site: str) -> str:
+    """The tap of `role` in the sublayer of `site`."""
+    if split(site)[1] == "recurrence":
+        return f"{site.rpartition('.')[0]}.{role}_convolved"
+    return f"{site.rpartition('.')[0]}.{TAPS[role]}"
+
+
+def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
+    stacks = ["decoder", "encoder"] if config.architecture == "encoder-decoder" else [scope_of_head(config)]
+    shapes = parameter_shapes(config)
+    for stack in stacks[:1] if config.shared_embedding else stacks:
+        if shapes[token_table(config, stack)] == shapes["head.weight"]:
+            description = f"the head's weight is tied to the {stack}'s token embedding"
+            yield Fault("head-tied", stack, description, alter=partial(_tied, stack))
+            if config.head_bias:
+                description += ", and its bias is missing"
+                yield Fault("head-tied", f"{stack} without bias", description, alter=partial(_tied, stack, bias=False))
+
+
+def scope_of_head(config: TransformerConfig) -> str:
+    return "decoder" if config.has_decoder else "encoder"
+
+
+def _part(site: str) -> str | None:
+    """The linear map whose result is tapped as `site`."""
+    if site == "logits":
+        return "head"
+    if site.endswith("_convolution"):
+        return site
+    scope, sublayer, tap = split(site)
+    if sublayer == "feed_forward" and (role := FED.get(site.partition(".feed_forward.")[2])):
+        return f"{scope}.feed_forward.{role}"
+    if sublayer == "recurrence" and tap in OF_RECURRENCE:
+        return f"{scope}.recurrence.{OF_RECURRENCE[tap]}"
+    if sublayer.endswith("attention") and tap == "gated_context":
+        return f"{scope}.{sublayer}.gate"
+    return f"{scope}.{sublayer}.{tap}" if sublayer.endswith("attention") and tap in PARTS else None
+
+
+def parts_at(config: TransformerConfig, site: str) -> list[str]:
+    """Every linear map whose parameters act at `site`."""
+    part = _part(site)
+    if part is None:
+        return []
+    if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
+        return []  # they act at the time step
+    if site.endswith("_convolved"):
+        return [part, f"{part}_convolution"]
+    gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
+    if part == "head":
+        return ["pooler"] * config.has_pooler + ["head"] * (config.head in ("logits", "classes"))
+    return [part, *gates]
+
+
+def _named(site: str, role: str) -> str:
+    """The linear map of a role that acts at `site`."""
+    part = _part(site)
+    assert part is not None
+    return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")
+
+
+def _transposed(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = f"{_named(site, role)}.weight"
+    rows, columns = parameters[name].shape
+    return {name: parameters[name].T} if rows == columns else {}
+
+
+def _exchanged(
+    pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str, *, biases: bool = True
+) -> Arrays:
+    part = _part(site)
+    assert part is not None
+    scope, role = part.rpartition(".")[::2]
+    other = f"{scope}.{pair[role == pair[0]]}"
+    if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
+        return {}  # in a model of another size it cannot be made
+    kinds = ("weight", "bias") if biases else ("weight",)
+    ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
+    return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
+
+
+def _unbiased(role: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = f"{_named(site, role)}.bias"
+    return {name: np.zeros_like(parameters[name])}
+
+
+def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, *, bias: bool = True) -> Arrays:
+    table = parameters[token_table(config, stack)]
+    changed = {"head.weight": table} if table.shape == parameters["head.weight"].shape else {}
+    return changed if bias else changed | {"head.bias": np.zeros_like(parameters["head.bias"])}
+
+
+def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Faults of layers that share one module."""
+    parts = site.split(".")
+    if len(parts) < 4:
+        return
+    last = config.stack_num_layers(parts[0]) - 1
+    for name, layer in {"first": 0, "last": last}.items():
+        if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
+            says = f"the weights of the {name} layer are used in this layer, too"
+            yield Fault("layer-shared", name, says, alter=partial(of_layer, layer))
+
+
+def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    """The parameters that act at `site`, taken from the same place in another layer of its stack."""
+    parts = site.split(".")
+    stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
+    own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
+    beside = tuple(f"{parts[3]}.{start}" for start in _beside_maps(config, site))
+    found = {}
+    for name in parameters:
+        end = name.removeprefix(f"{own}.")
+        is_here = end != name and (end.rpartition(".")[0] in rest or end.startswith(beside))
+        if is_here and f"{other}.{end}" in parameters:
+            found[name] = parameters[f"{other}.{end}"]
+    return found
+
+
+def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
+    starts = BESIDE_MAPS.get(".".join(site.split(".")[3:]), ())
+    if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
+        return starts[1:]  # the others act at the time step
+    return starts

@@ -1,0 +1,166 @@
+"""Faults of the bias that distances add to scores: relative buckets and ALiBi slopes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.sites import Value, distances_at, length_at, normalized_and_rotated, split
+from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    _, sublayer, tap = split(site)
+    if tap != "scores" or sublayer != "self_attention":
+        return
+    if config.has_relative_bias:
+        yield from _relative_faults(config, site)
+    if config.positions == "alibi":
+        yield from _alibi_faults(config)
+    if config.has_relative_bias or config.positions == "alibi":
+        yield from _bias_faults(config, site)
+
+
+def bias_at(state: WalkState, site: str) -> Value | None:
+    """The bias of distances that is added to the scores at `site`, or None."""
+    scope, sublayer, _ = split(site)
+    if sublayer != "self_attention":
+        return None
+    stack, length = scope.split(".")[0], length_at(state, site)
+    table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}
+    dtype = normalized_and_rotated(state, f"{scope}.{sublayer}", "query").dtype
+    return score_bias(state.config, table, np.arange(length)[None], length, dtype, both=stack == "encoder")
+
+
+Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
+"""From the configuration, distances, and whether both directions are told apart, to the bucket of each distance."""
+
+
+def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
+    return relative_buckets(distances, config.relative_buckets, most or config.relative_max_distance, both=both)
+
+
+def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    description = "buckets have one direction: a later key has the distance 0"
+    if not site.startswith("encoder"):
+        description = "buckets have two directions, although only the past is visible: half of them remain"
+    yield _bucketed("relative-buckets", "other direction", description, lambda c, d, both: _buckets(c, d, not both))
+    description = "distances are query − key, not key − query"
+    yield _bucketed("relative-direction", "turned", description, lambda c, d, both: _buckets(c, -d, both))
+    for most in (128, 64, 32, 20):
+        if most != config.relative_max_distance:
+            description = f"the last bucket begins at {most}, not at {config.relative_max_distance}"
+            yield _bucketed("relative-buckets", f"up to {most}", description, partial(_buckets, most=most), most)
+    for name, change, description in (
+        ("all exact", _all_exact, "every distance has a bucket of its own, up to the number of buckets"),
+        ("rounded", partial(_shared, np.round, 2), "shared buckets are rounded, not truncated"),
+        ("rounded up", partial(_shared, np.ceil, 2), "shared buckets are rounded up, not truncated"),
+        (
+            "a quarter exact",
+            partial(_shared, np.trunc, 4),
+            "only half of the distances that should have a bucket of their own do",
+        ),
+    ):
+        yield _bucketed("relative-buckets", name, description, change)
+
+
+def _bucketed(identity: str, variant: str, description: str, buckets: Buckets, value: float | None = None) -> Fault:
+    return Fault(identity, variant, description, patch=partial(_with_buckets, buckets), value=value)
+
+
+def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -> Value:
+    stack = site.split(".")[0]
+    table = state.parameters[f"{stack}.relative_bias.weight"]
+    bias = table[buckets(state.config, distances_at(state, site), stack == "encoder")]
+    return value - bias_at(state, site) + np.moveaxis(bias, -1, 1)
+
+
+def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> np.ndarray:
+    offset, count, near = _halved(config, distances, both)
+    return offset + np.minimum(near, count - 1)
+
+
+def _shared(
+    whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
+) -> np.ndarray:
+    """Buckets of which the first 1/`part` are exact, and shares of one are made `whole`."""
+    offset, count, near = _halved(config, distances, both)
+    exact = max(1, count // part) if part > 2 else count // part
+    share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
+    shared = np.minimum(exact + whole(share * (count - exact)).astype(int), count - 1)
+    return offset + np.where(near < exact, near, shared)
+
+
+def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
+    """The first bucket of each direction, the number of buckets in one, and absolute distances."""
+    count = config.relative_buckets // 2 if both else config.relative_buckets
+    near = np.abs(distances) if both else np.maximum(-distances, 0)
+    return count * (distances > 0) * both, count, near
+
+
+def _naive_slopes(heads: int) -> np.ndarray:
+    return 2.0 ** (-8 / heads * np.arange(1, heads + 1))
+
+
+SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
+    (
+        "2^(−8 i / heads)",
+        _naive_slopes,
+        "slopes are 2^(−8 i / heads), although the number of heads is not a power of two",
+    ),
+    (
+        "in order",
+        lambda heads: -np.sort(-alibi_slopes(heads)),
+        "slopes are sorted by size, without those of the power of two first",
+    ),
+    (
+        "from 0",
+        lambda heads: 2.0 ** (-8 / heads * np.arange(heads)),
+        "the first slope is 1: heads are counted from 0",
+    ),
+    (
+        "of the power above",
+        lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],
+        "slopes are the first ones of the next power of two above the number of heads",
+    ),
+    ("turned round", lambda heads: alibi_slopes(heads)[::-1], "slopes are in the opposite order"),
+)
+
+
+def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
+    for name, slopes, description in SLOPES:
+        if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
+            yield Fault("alibi-slopes", name, description, patch=partial(_sloped, slopes))
+
+
+def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    distance = np.abs(distances_at(state, site))[:, None] * slopes(state.config.num_heads)[:, None, None]
+    return value - bias_at(state, site) - distance.astype(value.dtype)
+
+
+def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Faults of any bias: it is multiplied by a wrong number."""
+    kind = "relative" if config.has_relative_bias else "alibi"
+    yield _weighted(f"{kind}-missing", "missing", "scores have no distance bias", lambda c: 0.0)
+    description = "the distance bias is subtracted from scores, not added"
+    if kind == "alibi":
+        description = "distances are added to scores, not subtracted"
+    yield _weighted(f"{kind}-sign", "turned", description, lambda c: -1.0)
+    if kind == "relative" and int(site.split(".")[2]) > 0:
+        description = "only the first layer has the distance bias, not all layers"
+        yield _weighted("relative-missing", "behind the first layer", description, lambda c: 0.0)
+    if not math.isclose(config.score_scale, 1):
+        description = "the distance bias is scaled like the scores"
+        yield _weighted(f"{kind}-scaled", "scaled", description, lambda c: c.score_scale)
+
+
+def _weighted(identity: str, variant: str, description: str, by: Callable[[TransformerConfig], float]) -> Fault:
+    def patch(state: WalkState, site: str, value: Value) -> Value:
+        return value + bias_at(state, site) * value.dtype.type(by(state.config) - 1)
+
+    return Fault(identity, variant, description, patch=patch)

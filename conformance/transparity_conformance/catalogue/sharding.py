@@ -1,0 +1,170 @@
+"""Faults of a model that is sharded over ranks, whose effect depends on their number: on one rank there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.masks import MaskParts, layer_of, weighed
+from transparity_conformance.catalogue.parameters import of_layer, parts_at
+from transparity_conformance.catalogue.position_bias import bias_at
+from transparity_conformance.catalogue.sites import Value, distances_at, parameters_of, split
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.positions import alibi_slopes
+
+ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
+"""The linear maps whose inputs are sharded, by their tap: their name, and the tap of their input."""
+
+FUSED = {
+    "query, key and value": ("query", "key", "value"),
+    "key and value": ("key", "value"),
+    "gate and up": ("gate", "up"),
+    "up and gate": ("up", "gate"),
+}
+"""Linear maps of the same input that ports keep in one matrix, in this order."""
+
+
+def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
+    """Every fault of a model on `ranks` ranks that can be made at a tap."""
+    if ranks > 1:
+        yield from _row_parallel(config, site, ranks)
+        yield from _fused(config, site, ranks)
+        yield from _heads(config, site, ranks)
+        yield from _layers(config, site, ranks)
+
+
+def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
+    """Faults of the sum over ranks behind a linear map whose inputs are sharded, or of a head by columns."""
+    role, inputs = next((row for end, row in ROW_PARALLEL.items() if site.endswith(end)), ("", ""))
+    parts = parts_at(config, site)
+    shapes = parameter_shapes(config)
+    if (role or site == "logits") and parts and f"{parts[0]}.bias" in shapes:
+        name = role or parts[0]
+        says = f"the {name} bias is added on every rank ({ranks} ×)"
+        yield _fault("bias-on-every-rank", name, says, alter=partial(_repeated, parts[0], ranks))
+    if not role:
+        return
+    yield _fault(
+        "reduced-twice",
+        "reduced twice",
+        f"what is whole on every rank is added up over the ranks once more ({ranks} ×)",
+        patch=lambda state, site, value: value * value.dtype.type(ranks),
+    )
+    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are not sharded
+        says = f"the sum over the ranks is missing: that of rank 0 alone, of {ranks}, is used"
+        yield _fault("not-reduced", role, says, patch=partial(_of_one_rank, role, inputs, ranks))
+
+
+def _fault(identity: str, variant: str, says: str, **change: object) -> Fault:
+    return Fault(identity, variant, says, of_ranks=True, **change)  # type: ignore[arg-type]
+
+
+def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = f"{(parts_at(config, site) or [part])[0]}.bias"
+    return {name: parameters[name] * parameters[name].dtype.type(ranks)}
+
+
+def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str, value: Value) -> Value:
+    """The map of the first rank's share of the inputs, with the whole bias."""
+    scope = site.rpartition(".")[0]
+    given, own = state.taps[f"{scope}.{inputs}"], parameters_of(state, f"{scope}.{role}")
+    width = given.shape[-1] // ranks
+    return linear(own | {"weight": own["weight"][:, :width]}, given[..., :width])
+
+
+def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
+    """One matrix of several maps that is cut across all of its rows, and not in each map's own rows."""
+    scope, sublayer, tap = split(site)
+    shapes = parameter_shapes(config)
+    for name, roles in FUSED.items():
+        if (tap if tap != "hidden" else "up") not in roles or (tap == "hidden") != (sublayer == "feed_forward"):
+            continue
+        names = [f"{scope}.{sublayer}.{role}.weight" for role in roles]
+        if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
+            says = f"the rows of the fused {name} are cut into {ranks} across the three, not each of them"
+            says = says.replace("across the three", "across both") if len(roles) == 2 else says
+            yield _fault("fused-cut-across", name, says, alter=partial(_cut_across, roles, ranks))
+
+
+def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    scope, sublayer, tap = split(site)
+    changed: Arrays = {}
+    for kind in ("weight", "bias"):
+        names = [f"{scope}.{sublayer}.{role}.{kind}" for role in roles]
+        if all(name in parameters for name in names):
+            changed |= _recut(names, ranks, parameters)
+    own = roles if tap == "hidden" else (tap,)
+    return {name: value for name, value in changed.items() if name.split(".")[-2] in own}
+
+
+def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
+    """The rows that each map has if every rank takes the next rows of all, and reads them as its own of each map."""
+    sizes = [len(parameters[name]) // ranks for name in names]
+    by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
+    own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
+    return {name: np.concatenate([rows[index] for rows in own]) for index, name in enumerate(names)}
+
+
+def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
+    """The distance bias of each head by its number on its own rank."""
+    _, sublayer, tap = split(site)
+    if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
+        return
+    local = np.arange(config.num_heads) % (config.num_heads // ranks)
+    says = f"heads are counted from 0 on each of {ranks} ranks: every rank has the bias of the first heads"
+    if config.has_relative_bias:
+        yield _fault("heads-by-rank", "relative", says, patch=partial(_local_relative, local))
+    if config.positions == "alibi":
+        yield _fault("heads-by-rank", "alibi", says, patch=partial(_local_slopes, config.num_heads, local))
+        says = f"slopes are those of a model with the heads of one rank, of {ranks}"
+        few = config.num_heads // ranks
+        yield _fault("heads-by-rank", "alibi of fewer heads", says, patch=partial(_local_slopes, few, local))
+
+
+def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
+    bias = bias_at(state, site)
+    return value - bias + bias[:, local]  # type: ignore[index]
+
+
+def _local_slopes(heads: int, local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
+    slopes = alibi_slopes(heads)[local]
+    distance = np.abs(distances_at(state, site))[:, None] * slopes[:, None, None]
+    return value - bias_at(state, site) - distance.astype(value.dtype)
+
+
+def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
+    """Layers that are counted from 0 in each stage of a pipeline."""
+    parts = site.split(".")
+    if len(parts) < 4:
+        return
+    layers, layer = config.stack_num_layers(parts[0]), layer_of(site)
+    for stages in (each for each in range(2, ranks + 1) if ranks % each == 0 and layers % each == 0):
+        local = layer % (layers // stages)
+        if local == layer:
+            continue
+        says = f"layers are counted from 0 in each of {stages} stages: this one has the weights of another"
+        alter = partial(_of_local_layer, layers // stages)
+        yield _fault("layers-by-stage", f"weights, {stages} stages", says, alter=alter)
+        own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
+        if parts[4:] == ["weights"] and own != others:
+            says = f"layers are counted from 0 in each of {stages} stages: this one has the window of another"
+            window = partial(_window_of, layers // stages)
+            yield _fault(
+                "layers-by-stage", f"windows, {stages} stages", says, formula=weighed, settings={"window": window}
+            )
+
+
+def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    return of_layer(layer_of(site) % size, config, parameters, site)
+
+
+def _window_of(size: int, m: MaskParts) -> int | None:
+    """The window of the layer that has the same number in the first stage."""
+    stack, is_self_attention = m.site.split(".")[0], split(m.site)[1] == "self_attention"
+    return m.config.for_layer(stack, layer_of(m.site) % size).sliding_window if is_self_attention else None

@@ -1,0 +1,250 @@
+"""The parts of the model around a tap: their names, their inputs and their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import lengths_of
+from transparity_conformance.catalogue.fault import WalkState
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.layers import add_residual
+from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.positions import distances
+
+Value = Any
+ATTENTIONS = ("self_attention", "cross_attention")
+
+
+def split(site: str) -> tuple[str, str, str]:
+    """Split a tap into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`; empty if absent."""
+    parts = site.split(".")
+    if len(parts) < 4:
+        return (parts[0], "", parts[-1])
+    return ".".join(parts[:3]), parts[3], parts[4] if len(parts) > 4 else ""
+
+
+def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
+    """The configuration as the layer of a tap sees it; of a tap outside of the layers, the whole model's."""
+    parts = site.split(".")
+    return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
+
+
+def reads_tokens(config: TransformerConfig, site: str) -> bool:
+    """Whether the positions at a tap are those of tokens, and not of an image or of audio."""
+    return keys_name(config, site) in config.token_inputs
+
+
+def has_padding(config: TransformerConfig, site: str) -> bool:
+    """Whether some of the positions at a tap may be padding."""
+    return reads_tokens(config, site) and (config.pad_id is not None or given_mask(config, site))
+
+
+def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
+    """The configuration as the embedding of the stack of a tap sees it."""
+    return config.for_stack(site.split(".")[0])
+
+
+def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
+    """The weight and bias of one part."""
+    scope += "."
+    return {name.removeprefix(scope): value for name, value in state.parameters.items() if name.startswith(scope)}
+
+
+def sublayers(config: TransformerConfig, scope: str) -> list[str]:
+    """The sublayers of a layer, in order."""
+    crosses = scope.startswith("decoder") and config.has_encoder
+    feeds = own_config(config, f"{scope}.output").feed_forward_dim > 0
+    return ["self_attention", *["cross_attention"] * crosses, *["feed_forward"] * feeds]
+
+
+def layer_input(state: WalkState, scope: str) -> Value:
+    """The input of a layer."""
+    stack, _, index = scope.split(".")
+    return _behind_layers(state, stack, int(index))
+
+
+def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
+    """The activation behind the first `layers` of a stack."""
+    first = "embedding_norm" if state.config.embedding_norm else "embedding"
+    return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
+
+
+def stream(state: WalkState, scope: str, upto: str) -> Value:
+    """The residual stream of a layer in front of the sublayer `upto`; for parallel branches, the layer's input."""
+    x = layer_input(state, scope)
+    if state.config.branches != "sequential":
+        return x
+    for name in sublayers(state.config, scope):
+        if name == upto:
+            break
+        behind = state.config.norm_position == "post"
+        x = (
+            state.taps[f"{scope}.{name}_norm"]
+            if behind
+            else added(state, x, state.taps[branch_end(state.config, f"{scope}.{name}")])
+        )
+    return x
+
+
+def added(state: WalkState, x: Value, y: Value) -> Value:
+    """The stream `x` with what a sublayer adds to it."""
+    return add_residual(state.config, x, y)
+
+
+ENDS = {"both": "_post_norm", "branch": "_norm"}
+"""What the last tap of a sublayer ends with, where that is a norm, by `norm_position`."""
+
+
+def branch_end(config: TransformerConfig, sublayer: str) -> str:
+    """The last tap of a sublayer before its residual is added."""
+    ending = ENDS.get(config.norm_position)
+    return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
+
+
+def output_of(config: TransformerConfig, sublayer: str) -> str:
+    """The tap of a sublayer's result: a recurrence has the norms and the residual of the self-attention in whose place
+    it is, and taps of its own."""
+    scope, name = sublayer.rpartition(".")[::2]
+    return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
+
+
+MIXED, RECURRENCE = "self_attention", "recurrence"
+
+
+def sublayer_of(site: str) -> tuple[str, str]:
+    """The layer and the sublayer of a tap, also of the sublayer's norms."""
+    scope, name, _ = split(site)
+    return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
+
+
+def norm_input(state: WalkState, site: str) -> Value:
+    """The input of the norm whose result is `site` (a stack's output, if it has a final norm)."""
+    config, parts = state.config, site.split(".")
+    if parts[1] == "embedding_norm":
+        return state.taps[f"{parts[0]}.embedding"]
+    if len(parts) == 2:
+        return _behind_layers(state, parts[0], config.stack_num_layers(parts[0]))
+    if is_head_norm(site):
+        return state.taps[site.removesuffix("_norm")]
+    if is_latent(site):
+        return apply_linear(state, site, sublayer_input(state, *split(site)[:2]))
+    scope, name = ".".join(parts[:3]), parts[3].removesuffix("_norm")
+    if name == "memory":
+        return state.taps["encoder.output"]
+    if name.endswith("_post"):
+        return state.taps[output_of(config, f"{scope}.{name.removesuffix('_post')}")]
+    if config.norm_position == "branch":
+        return state.taps[output_of(config, f"{scope}.{name}")]
+    x = stream(state, scope, name)
+    return added(state, x, state.taps[output_of(config, f"{scope}.{name}")]) if config.norm_position == "post" else x
+
+
+def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
+    """The input of a sublayer; the memory for the keys and values of cross-attention."""
+    sublayer = MIXED if sublayer == RECURRENCE else sublayer
+    if sublayer == "cross_attention" and role in ("key", "value"):
+        return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
+    if state.config.norm_position in ("post", "branch") or not is_normed(state.config, f"{scope}.{sublayer}"):
+        return stream(state, scope, sublayer)
+    one_norm = state.config.branches == "parallel-one-norm"
+    return state.taps[f"{scope}.{'self_attention' if one_norm else sublayer}_norm"]
+
+
+def is_normed(config: TransformerConfig, site: str) -> bool:
+    """Return whether the sublayer of a tap has the norms of `norm_position`: self-attention alone may lack them."""
+    return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
+
+
+def is_norm(config: TransformerConfig, site: str) -> bool:
+    return site.endswith("_norm") or (config.final_norm and site in ("encoder.output", "decoder.output"))
+
+
+def is_head_norm(site: str) -> bool:
+    """Return whether the norm is of each head's queries or keys."""
+    return site.endswith(("attention.query_norm", "attention.key_norm"))
+
+
+def is_latent(site: str) -> bool:
+    """Return whether a tap is a latent of latent attention, which has a norm and no tap in front of it."""
+    return site.endswith(("attention.query_latent", "attention.key_value_latent"))
+
+
+def is_gated_norm(site: str) -> bool:
+    """Return whether a tap is what the norm of a recurrence makes, with its gate."""
+    return site.endswith("recurrence.gated_context")
+
+
+def norm_scope(site: str) -> str:
+    """The prefix of a norm's parameters."""
+    if is_latent(site):
+        return f"{site}_norm"
+    return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
+
+
+def recurrence_input(state: WalkState, site: str) -> Value:
+    """The input of a recurrence, with zeros in place of padding."""
+    scope, sublayer, _ = split(site)
+    return unpadded(state, site, sublayer_input(state, scope, sublayer))
+
+
+def unpadded(state: WalkState, site: str, x: Value) -> Value:
+    """What a recurrence reads of `x`: zeros in place of padding, if that is masked."""
+    hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
+    return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
+
+
+def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
+    return linear(parameters_of(state, scope), x)
+
+
+def keys_name(config: TransformerConfig, site: str) -> str:
+    """The name of the input that an attention attends to, or that is embedded."""
+    scope, sublayer, _ = split(site)
+    stack = scope.split(".")[0]
+    if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
+        return "source"
+    return config.input_names[-1]
+
+
+def is_causal(site: str) -> bool:
+    """Whether an attention sees no later key."""
+    scope, sublayer, _ = split(site)
+    return scope.startswith("decoder") and sublayer != "cross_attention"
+
+
+def given_mask(config: TransformerConfig, site: str) -> bool:
+    """Return whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
+    return config.padding == "attention-mask" and keys_name(config, site) != "target"
+
+
+def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
+    """The mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given mask."""
+    if state.config.reads_pixels:
+        return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
+    given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
+    return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
+
+
+def length_at(state: WalkState, site: str) -> int:
+    """The number of positions that an attention attends to, or that are embedded."""
+    return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
+
+
+def distances_at(state: WalkState, site: str) -> np.ndarray:
+    """The distances (1, queries, keys) of the keys of a self-attention from their queries."""
+    length = length_at(state, site)
+    return distances(np.arange(length)[None], length)
+
+
+def token_table(config: TransformerConfig, stack: str) -> str:
+    """The name of the token embedding of `stack`."""
+    return f"{'encoder' if config.shared_embedding else stack}.token_embedding.weight"
+
+
+def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
+    """The `query` or `key` of the attention at `scope` after QK-norm and rotation, if configured."""
+    names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
+    return state.taps[next(name for name in names if name in state.taps)]

@@ -1,0 +1,106 @@
+"""The command `transparity adapt`: the adapter of a port, as a file, and what is known of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checking.systems import family_systems, systems
+from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.identify.adapting.adapt import Adapted, adapt_model
+from transparity_conformance.identify.adapting.names import contradicting
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.formatting import count
+from transparity_conformance.report.text import listed, reason, safe
+from transparity_conformance.running.adapters.adapter import ASKED, written
+from transparity_conformance.running.adapters.notation import ABSENT, AdapterError, letters_of
+from transparity_conformance.running.loading import UsageError
+from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+
+AGREES, DIVERGES, INCONCLUSIVE = 0, 1, 3
+
+
+def adapt_port(
+    port: str,
+    preset: str | None,
+    config: Path | None,
+    family: str | None,
+    out: Path | None,
+    timeout: float | None,
+    budget: float,
+    progress: Progress,
+) -> tuple[str, list[str], int]:
+    """Find the adapter of a port in a process of its own, and write it.
+
+    Returns: the file's text, lines for people, and the exit code: 0 if with it the port agrees by its logits, 1 if it
+    does not, 3 if something was not settled.
+    """
+    name, chosen = _chosen(preset, config, family)
+    build = isolated_build(port, checked_timeout(timeout), "")
+    try:
+        given = probe_parameters(chosen)
+        result = adapt_model(build.made(chosen, given), chosen, given, budget=budget, progress=progress)
+    finally:
+        build.process.stop()
+    lines, code = summary(result)
+    text = written(result.adapter, remarks(port, name, lines, chosen))
+    if out is not None:
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise AdapterError(f"{out} cannot be written: {reason(error)}.") from None
+        lines = [f"{out}: {lines[0]}", *lines[1:]]
+    return text, lines, code
+
+
+def _chosen(preset: str | None, config: Path | None, family: str | None) -> tuple[str, TransformerConfig]:
+    if sum(each is not None for each in (preset, config, family)) != 1:
+        raise UsageError("adapt takes one of --preset, --config and --family: the configuration that the model has.")
+    given = [] if preset is None else [preset]
+    system = next(family_systems([family]) if family is not None else systems(given, config))
+    option = f"--config {config}" if config is not None else f"--{'family' if family else 'preset'} {system.name}"
+    return option, system.config
+
+
+def remarks(port: str, option: str, known: list[str], config: TransformerConfig) -> list[str]:
+    """The comment at the top of the file."""
+    letters = ", ".join(f"{letter} {field}" for letter, field in letters_of(config).items())
+    return [
+        f"Where {safe(port)} keeps each parameter, by `transparity adapt {safe(port)} {safe(option)}`.",
+        *known,
+        "",
+        "ours = a tensor of the port, then .T, .view(…), .permute(…) and […] as in PyTorch; {i} is a layer's number.",
+        f"Sizes: {letters}. Correct a line, and run `transparity check {safe(port)} {safe(option)} --adapter FILE`.",
+    ]
+
+
+def summary(result: Adapted) -> tuple[list[str], int]:
+    """What is known of an adapter, in lines for people, and the exit code."""
+    adapter, found = result.adapter, result.found
+    absent = [name for name, line in adapter.lines.items() if line == ABSENT]
+    asked = [name for name, line in adapter.lines.items() if line == ASKED]
+    settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
+    lines = [f"{count(settled, 'parameter')} found in {count(len(adapter.lines) - len(absent) - len(asked), 'line')}"]
+    if adapter.zero:
+        lines.append(f"0 in the port, for this configuration has no such bias: {listed(adapter.zero)}")
+    if adapter.unused:
+        lines.append(f"left as they are, for nothing was found to be made from them: {listed(adapter.unused)}")
+    lines += contradicting(adapter.lines)
+    if found.faults:
+        seen = dict.fromkeys(each.fault.description for each in found.faults)
+        lines.append(f"matched as a port with faults, which `check` will judge: {listed(seen)}")
+    if absent:
+        lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
+    if asked:
+        lines.append(f"not settled, for {found.lost_at} was not found under any hypothesis: {listed(asked)}")
+    if result.misplaced:
+        lines += [each.says for each in result.misplaced]
+        return lines, DIVERGES
+    if result.is_proved:
+        return [*lines, "proved: with it, the logits agree within their budget on every probe"], AGREES
+    if result.wrong is not None:
+        return [
+            *lines,
+            f"each line was found by what is computed from it, but the logits differ: {result.wrong}",
+        ], DIVERGES
+    return lines, INCONCLUSIVE

@@ -1,0 +1,148 @@
+"""The check of a GGUF file: names, shapes, metadata and every number, and what they do to the logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity.limits.memory import check_fits
+from transparity_conformance.checking.artefacts.gguf.layouts import check_family, names_in_file
+from transparity_conformance.checking.artefacts.gguf.metadata import metadata_faults
+from transparity_conformance.checking.artefacts.gguf.names import head_faults, name_faults
+from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
+from transparity_conformance.checking.artefacts.gguf.tensors import Checkpoint, Held, hold
+from transparity_conformance.checking.artefacts.systems import ArtefactSystem
+from transparity_conformance.checking.check import check
+from transparity_conformance.checking.systems import System
+from transparity_conformance.checkpoints import importing
+from transparity_conformance.checkpoints.exporting import tensors_in
+from transparity_conformance.checkpoints.importing import family_called, parameters_from
+from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probes_with
+from transparity_conformance.report.report import ClaimResult, Divergence, Report, Verdict
+from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_numpy.transformer import transformer
+
+NOT_RUN = "llama.cpp itself: the file is held to its checkpoint, and not run"
+
+Model = tuple[TransformerConfig, Arrays]
+
+
+class GgufCheck:
+    """The check of a GGUF file against the checkpoint that it was made of."""
+
+    def __init__(self, port: str, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.file = read_gguf(Path(port))
+
+    def systems(self, checkpoint: importing.Checkpoint | None) -> Iterator[ArtefactSystem]:
+        """The checkpoint; raises `UsageError` without one, and for one of another architecture."""
+        if checkpoint is None:
+            raise UsageError(
+                f"{self.file.path} has weights of its own; give the folder of the checkpoint that it was made of, "
+                "by --checkpoint FOLDER."
+            )
+        check_family(checkpoint.model_type, self.file.architecture, self.file.path)
+        yield ArtefactSystem(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
+
+    def __call__(self, system: System, progress: Progress) -> Report:
+        hub = self._checkpoint(system)
+        progress("comparing tensors", 0, 2)
+        metadata, fields = metadata_faults(self.file, hub.config)
+        named = list(name_faults(self.file, hub))
+        usable = [name for name, theirs in hub.names.items() if theirs not in {fault.where for fault in named}]
+        held = hold(hub, self.file.tensors, usable)
+        faults = [*metadata, *named, *held.faults, *head_faults(self.file, hub)]
+        report = self._report(system.name, faults, held)
+        if len(usable) < len(hub.names) or fields is None:
+            why = "the logits: the file has not all the weights of the checkpoint, in its shapes"
+            return dataclasses.replace(report, not_compared=(*report.not_compared, why))
+        progress("comparing logits", 1, 2)
+        return self._with_logits(report, system, held, fields, progress)
+
+    def _checkpoint(self, system: System) -> Checkpoint:
+        assert system.parameters is not None
+        config, family = system.config, family_called(system.name)
+        numbers = sum(value.size for value in system.parameters.values())
+        check_fits(f"The comparison with {self.file.path}", 12 * numbers, LoadError)
+        tensors = tensors_in(family, config, system.parameters)
+        names = names_in_file(system.name, tensors, config.num_decoder_layers, family.prefixes)
+        return Checkpoint(system.name, config, tensors, names)
+
+    def _report(self, name: str, faults: list[Divergence], held: Held) -> Report:
+        """The report on names, metadata and numbers."""
+        worst = sorted(held.measured, key=lambda each: each.share)[-1:]
+        verdict: Verdict = "diverges" if held.faults else "agrees"
+        claims = [
+            ClaimResult("gguf.tensors", verdict, each.error, each.budget, f"{each.tap} ({each.probe})")
+            for each in worst
+        ]
+        return Report(
+            name,
+            "diverges" if faults else "inconclusive" if held.not_compared else "agrees",
+            faults[0].where if faults else None,
+            tuple(faults),
+            tuple(claims),
+            tuple(held.measured),
+            not_compared=(NOT_RUN, *held.not_compared),
+            dtype=self.options["dtype"],
+            port=self.options["name"],
+        )
+
+    def _with_logits(
+        self, report: Report, system: System, held: Held, fields: Mapping[str, Any], progress: Progress
+    ) -> Report:
+        """The report with what quantisation does to the logits, and what the mistakes do; the search for causes of a
+        tensor that is wrong without a name."""
+        assert system.parameters is not None
+        family, config = family_called(system.name), system.config
+        exact, right = (config, system.parameters), (config, parameters_from(family, config, held.as_converted_rightly))
+        notes = [*report.notes, *_effect("quantisation alone", exact, right)]
+        try:
+            wrong = dataclasses.replace(config, **fields), parameters_from(family, config, held.as_they_are)
+        except TransparityError as error:
+            return dataclasses.replace(report, notes=(*notes, f"its metadata gives no model: {error}"))
+        notes += _effect("what is wrong", right, wrong)
+        report = dataclasses.replace(report, notes=tuple(notes))
+        if all(fault.causes for fault in report.faults):
+            return report
+
+        def build(config: TransformerConfig, parameters: Arrays) -> Any:
+            return lambda **inputs: _taps(wrong, inputs)
+
+        options = {**self.options, "logits_only": False, "progress": progress}
+        found = check(build, system.name, config=config, parameters=right[1], **options).faults
+        return dataclasses.replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
+
+
+def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:
+    """Every tap of the reference."""
+    taps: Arrays = {}
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        taps[name] = value
+        return value
+
+    return taps | {"logits": transformer(*model, tap=tap, **inputs)}
+
+
+def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
+    """The difference that the numbers of a file make on real text, as a note; nothing if they are the same."""
+    config, parameters = right
+    if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
+        return
+    probes = probes_with(config, parameters, "checkpoint")
+    inputs: dict[str, Any] = dict(probes.get("text", probes["mixed"]).inputs)
+    ours, theirs = (transformer(*model, **inputs) for model in (right, wrong))
+    error, changed = np.abs(ours - theirs).max(), (ours.argmax(-1) != theirs.argmax(-1)).sum()
+    yield (
+        f"{says} changes the logits by up to {error:.3g} (they spread by {ours.std():.3g}), and the argmax of "
+        f"{changed} of {ours.argmax(-1).size} tokens"
+    )

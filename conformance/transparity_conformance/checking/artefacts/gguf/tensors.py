@@ -1,0 +1,104 @@
+"""The tensors of a file, each held to the hub's: within a step of its type, or wrong by a mistake with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checking.artefacts.gguf.layouts import Layout, layout_of, other_layouts
+from transparity_conformance.checking.artefacts.gguf.reading import Tensor
+from transparity_conformance.checking.artefacts.gguf.rounding import disorder, is_within, step, worst_block
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.report import Cause, Divergence, Measured
+
+SAYS = {
+    "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",
+    "gguf-norm-offset": "1 is added, which llama.cpp expects of Gemma alone",
+    "gguf-rows-permuted": "{wrong}; llama.cpp expects that {right}",
+    "gguf-transposed": "it is transposed",
+    "gguf-tensor-swapped": "it has the numbers of {other}",
+    "gguf-scaled": "it is {factor:.4g} × the hub's",
+    "gguf-disorder": "numbers that share a scale are in another order than the hub's, which no rounding gives: the "
+    "file is damaged, or was made of other numbers",
+}
+
+
+@dataclass(eq=False)
+class Held:
+    """The tensors of a file in the hub's layout, and what is wrong with them."""
+
+    as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
+    """As llama.cpp takes them."""
+    as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
+    """With every mistake undone, and the same quantisation."""
+    faults: list[Divergence] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    """The worst block of each tensor, beside a step of its type."""
+    not_compared: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The tensors of a checkpoint, as a hub has them."""
+
+    family: str
+    config: TransformerConfig
+    tensors: Mapping[str, np.ndarray]
+    names: Mapping[str, str]
+    """The file's name of each of them."""
+
+    def layout(self, name: str) -> Layout:
+        """The layout that llama.cpp expects of a tensor."""
+        return layout_of(self.family, self.names[name], self.config)
+
+    def expected(self, name: str) -> np.ndarray:
+        """A tensor as the file should have it."""
+        return self.layout(name).to_file(self.tensors[name])
+
+
+def hold(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Held:
+    """Hold tensors of the file to the hub's, by the hub's `names`; each has the right shape."""
+    held = Held()
+    for name in names:
+        tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
+        found, steps = tensor.numbers(), step(expected, tensor.kind)
+        # a layout may add 1, and taking it away again rounds
+        theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
+        held.as_they_are[name] = held.as_converted_rightly[name] = theirs
+        if steps is None:
+            held.not_compared.append(f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own")
+            continue
+        worst = worst_block(found, expected, steps, tensor.kind)
+        held.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
+        if share(*worst) > 1:
+            cause, mended = mistake_of(hub, name, tensor, found)
+            held.as_converted_rightly[name] = mended
+            held.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
+        elif wrong := disorder(found, expected, tensor.kind):
+            cause = _cause("gguf-disorder")
+            held.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
+    return held
+
+
+def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) -> tuple[tuple[Cause, ...], np.ndarray]:
+    """The first mistake that leaves no more than a step, if there is one, and the numbers without it."""
+    right, layout = hub.tensors[name], hub.layout(name)
+    for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
+        if is_within(found, wrong.to_file(right), tensor.kind):
+            return _cause(mistake.partition(":")[0], right=layout.says, wrong=wrong.says), wrong.to_hub(found)
+    for other in hub.names:
+        if other != name and is_within(found, hub.expected(other), tensor.kind):
+            return _cause("gguf-tensor-swapped", other=hub.names[other]), right
+    expected = layout.to_file(right).astype(np.float64)
+    factor = float(np.vdot(expected, found) / (np.vdot(expected, expected) or 1.0))
+    if factor and is_within(found, (factor * expected).astype(np.float32), tensor.kind):
+        return _cause("gguf-scaled", factor=factor), layout.to_hub(found / np.float32(factor))
+    return (), right
+
+
+def _cause(mistake: str, **words: Any) -> tuple[Cause, ...]:
+    return (Cause(mistake, SAYS[mistake].format(**words), words.get("factor"), 0.0, 1.0),)

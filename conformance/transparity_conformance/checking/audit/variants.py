@@ -1,0 +1,203 @@
+"""Variants of a model that differ in one field of its config.json, as the tables of its family read it.
+
+No list is kept of what a field means. A field is changed in our configuration, and in the file that is written for it
+the names that differ are those of the field; a field is left out, or a file has another form, and the tables read that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity.parameters import parameter_shapes
+from transparity_conformance.checking.audit.candidates import candidates
+from transparity_conformance.checkpoints.exporting import explicit, fields_of, tensors_in
+from transparity_conformance.checkpoints.fields import TOKENS, Family
+from transparity_conformance.checkpoints.importing import configuration, family_called
+from transparity_conformance.checkpoints.naming import without_prefix
+
+Fields = dict[str, Any]
+
+DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
+"""The last words of the fields of a dropout, which evaluation leaves out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A model beside the one that is audited."""
+
+    name: str
+    """The field of config.json: the first of those that differ."""
+    value: str
+    """Its value as JSON, `absent`, or the form of the file."""
+    config: TransformerConfig
+    """The model that the file describes."""
+    before: TransformerConfig
+    """The model of a port that ignores the field."""
+    was: str = ""
+    """The value of the field in that model."""
+    fields: Fields | None = None
+    """The content of config.json, if it is not what is written for `config`."""
+    must_show: bool = True
+    """Whether the field counts only if the reference answers otherwise without it."""
+
+
+Write = Callable[[TransformerConfig], Fields | None]
+"""The fields of a configuration as a port reads them; None if they cannot express it."""
+
+Changed = list[Variant]
+"""Variants of one change, of which the first that shows is taken."""
+
+
+def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
+    """The variants of a small model of a family, by its config.json; without a family, by our configuration."""
+    if model_type is None:
+        yield from _changed(TransformerConfig.as_dict, config)
+        return
+    family = family_called(model_type)
+    write = functools.partial(written, model_type, family)
+    base = write(config)
+    assert base is not None, "the audited model is one of its family"
+    yield from _changed(write, config)
+    for variant in (*_absent(family, config, base), *_forms(family, write, config), *_inert(family, config, base)):
+        yield [variant]
+
+
+def written(model_type: str, family: Family, config: TransformerConfig) -> Fields | None:
+    """The content of config.json for a configuration; None if the family cannot express it."""
+    try:
+        fields: Fields = json.loads(json.dumps(fields_of(model_type, family, config)))
+        again = _read(family, config, fields)
+    except TransparityError:
+        return None
+    return fields if explicit(again) == explicit(config) else None
+
+
+def _read(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration that `fields` describe beside the tensors of `config`."""
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
+    tensors = tensors_in(family, config, zeros, with_computed=False)
+    return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
+
+
+def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
+    """Fields with another value; of several fields together, if none of them can be changed alone."""
+    base = write(config)
+    assert base is not None
+    every: list[tuple[frozenset[str], Changed]] = []
+    known = [(config, base)]
+    for made in candidates(config):
+        by_names: dict[frozenset[str], Changed] = {}
+        for other in made:
+            fields = write(other) or base
+            if all(differing(each, fields) for _, each in known):  # several may be written alike
+                names, variant = _nearest(known, other, fields)
+                by_names.setdefault(frozenset(names), []).append(variant)
+        # a port may refuse a fraction where the others write a whole number
+        every += ((names, sorted(changed, key=_is_other_kind)) for names, changed in by_names.items())
+        known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
+    alone = [names for names, changed in every if changed[0].before is config]
+    for each, changed in every:
+        if changed[0].before is not config or not any(other < each for other in alone):
+            yield changed
+
+
+def _nearest(
+    known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
+) -> tuple[list[str], Variant]:
+    """The fields by which a model differs from the nearest one, the first of several, and the variant of that."""
+    before, base = min(known, key=lambda each: len(differing(each[1], fields)))
+    names = differing(base, fields)
+    value, was = (as_text(each.get(names[0])) for each in (fields, base))
+    return names, Variant(names[0], value, config, before, was)
+
+
+def _is_other_kind(variant: Variant) -> bool:
+    return type(json.loads(variant.value)) is not type(json.loads(variant.was))
+
+
+def differing(base: Fields, fields: Fields) -> list[str]:
+    """The names of the fields that differ, sizes behind what they follow from."""
+    names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
+    # the kinds of all layers change with their number; a flag tells more than the numbers that go with it
+    behind = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
+    return sorted(names, key=lambda name: name in behind)
+
+
+def as_text(value: Any) -> str:
+    """A value of config.json, as it is written there."""
+    return json.dumps(value)
+
+
+def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
+    """Fields that a file may lack, for which a default holds."""
+    for name in family.defaults:
+        if name in TOKENS or name not in base:
+            continue
+        fields = {key: value for key, value in base.items() if key != name}
+        if name in (base.get("rope_parameters") or {}):
+            fields["rope_parameters"] = {key: v for key, v in base["rope_parameters"].items() if key != name}
+        try:
+            other = _read(family, config, fields)
+            if name == "image_size":  # small patches of the usual image would be thousands
+                del fields["patch_size"]
+                other = _read(family, config, fields)
+        except TransparityError:
+            continue
+        yield Variant(name, "absent", other, config, fields=fields, must_show=False)
+
+
+def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
+    """Rotary positions as transformers 4 writes them, as older files have them, and as transformers 5 does; those that
+    can express the model."""
+    for variant in _written_forms(write, config):
+        assert variant.fields is not None
+        with contextlib.suppress(TransparityError):
+            if explicit(_read(family, variant.config, variant.fields)) == explicit(variant.config):
+                yield variant
+
+
+def _written_forms(write: Write, config: TransformerConfig) -> Iterator[Variant]:
+    based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
+    scaled = dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)
+    for other in (based, scaled):
+        fields = write(other)
+        if fields is None or not {"rope_parameters", "rope_scaling"} <= fields.keys():
+            continue
+        four = {name: value for name, value in fields.items() if name != "rope_parameters"}
+        five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
+        scaling = fields["rope_scaling"]
+        name = "rope_scaling" if scaling else "rope_theta"
+        value, new = as_text(fields[name]), as_text(fields["rope_parameters"])
+        yield Variant(name, f"{value} (without rope_parameters, as in transformers 4)", other, config, fields=four)
+        yield Variant("rope_parameters", f"{new} (alone, as in transformers 5)", other, config, fields=five)
+        # transformers 5 does not read the older form of a family that has one block for each kind of layer
+        if scaling and "rope_type" in fields["rope_parameters"]:
+            older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}
+            yield Variant("rope_scaling", as_text(older), other, config, fields={**four, "rope_scaling": older})
+
+
+def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
+    """Fields that change nothing, or not what they say: dropout, a window that is switched off, Gemma's old GELU."""
+    dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
+    made = [(min(dropped), {**base, **dropped})] if dropped else []
+    if "use_sliding_window" in base:
+        bare = {name: value for name, value in base.items() if name != "layer_types"} | {"sliding_window": 3}
+        made.append(("use_sliding_window", {**bare, "use_sliding_window": False, "max_window_layers": 0}))
+        all_full = {"use_sliding_window": True, "max_window_layers": config.num_decoder_layers}
+        made.append(("max_window_layers", {**bare, **all_full}))
+    if "hidden_activation" in base:
+        made.append(("hidden_act", {**base, "hidden_activation": None, "hidden_act": "gelu"}))
+    for name, fields in made:
+        with contextlib.suppress(TransparityError):  # a family without that form
+            other = _read(family, config, fields)
+            yield Variant(name, as_text(fields[name]), other, config, fields=fields, must_show=False)

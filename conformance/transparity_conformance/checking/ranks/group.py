@@ -1,0 +1,299 @@
+"""The processes of a port on several ranks, asked together: to the rest of the checker they are one process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.sharding import Sharding, read_placements
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
+from transparity_conformance.checking.ranks.alike import Whole
+from transparity_conformance.checking.ranks.joining import Differing, RankHandle, Shapes, joined
+from transparity_conformance.checking.ranks.launching import environments
+from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.process.isolation import (
+    IsolatedBuild,
+    PortProcess,
+    PortTimeoutError,
+    checked_timeout,
+)
+from transparity_conformance.running.process.operations import described, received
+from transparity_conformance.running.process.wire import Handle
+
+WAITS = 5.0
+"""Seconds beyond those that the first rank took to fail, after which the others are taken to wait for it."""
+
+
+class _Deserted(Exception):  # noqa: N818 - no error
+    """Another rank has failed, and this one waits for it."""
+
+
+class RankGroup:
+    """The processes of all ranks, with the methods of `PortProcess`.
+
+    Args:
+        spec, timeout, adapter: as for `isolated_build`.
+        ranks: the number of processes.
+    """
+
+    def __init__(self, spec: str, timeout: float, ranks: int, adapter: str | None = None) -> None:
+        self.ranks, self.timeout, self.spec, self.adapter = ranks, timeout, spec, adapter
+        given = [("The port" if ranks == 1 else f"Rank {rank} of {ranks}") for rank in range(ranks)]
+        self.processes = [
+            PortProcess(spec, timeout, adapter, environment, who)
+            for environment, who in zip(environments(ranks), given, strict=True)
+        ]
+        self.differing, self.whole = Differing(), Whole()
+        self.shardings: dict[int, Sharding] = {}
+        self.configs: dict[int, TransformerConfig] = {}
+        self._loaded: tuple[Any, Any] | None = None
+        self.alone = RankGroup(spec, timeout, 1, adapter) if ranks > 1 else None
+        """One rank of the same code, which is started with the others."""
+
+    def stop(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.stop()
+        if self.alone is not None:
+            self.alone.stop()
+
+    def load(self, spec: str) -> None:
+        """Go on with another port in the same processes, and in that of one rank."""
+        self.loaded()
+        for process in self.processes:
+            process.ask("loading the port", "load", spec, self.adapter)
+        self.spec, self._loaded = spec, None
+        self.differing = Differing()
+        self.loaded()
+        if self.alone is not None:
+            self.alone.load(spec)
+
+    @property
+    def is_running(self) -> bool:
+        return all(process.is_running for process in self.processes)
+
+    def loaded(self) -> tuple[int, Any]:
+        """The number of the port's function and its signature; raises `LoadError` if there is none."""
+        if self._loaded is None:
+            try:
+                answers = self._together("loading the port")
+            except PortCallError as error:
+                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
+            for process, answer in zip(self.processes, answers, strict=True):
+                process._loaded = answer[0], answer[1]
+            self._loaded = answers[0][0], answers[0][1]
+        return self._loaded
+
+    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
+        """The answer of all ranks to a request; as `PortProcess.answer`."""
+        self.loaded()
+        self.differing.last = {}
+        for rank, process in enumerate(self.processes):
+            process.ask(what, name, *_of_rank(arguments, rank), largest=largest)
+        answers = self._together(what)
+        if name == "build":
+            return self._built(answers, arguments)
+        if name == "listen":
+            operations = self.whole.of(int(arguments[0]), [received(answer[1]) for answer in answers])
+            return [self._joined(what, [answer[0] for answer in answers], arguments), described(operations)]
+        return self._joined(what, answers, arguments) if name == "call" else answers[0]
+
+    def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """What `build` returned on every rank; the placements that it declares are kept."""
+        numbers = [answer[0] for answer in answers]
+        if None in numbers:
+            return answers[numbers.index(None)]
+        if len(set(numbers)) > 1:
+            raise PortProcessError(f"The ranks built different objects: {numbers}.")
+        number = int(numbers[0])
+        for process in self.processes:
+            process.ask("its placements", "placements", number)
+        declared = self._together("its placements")
+        for rank, each in enumerate(declared):
+            if each != declared[0]:
+                raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
+        self.shardings[number] = Sharding(self.ranks, read_placements(declared[0], self.ranks))
+        self.configs[number] = arguments[1][0]
+        return answers[0]
+
+    def _joined(self, what: str, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        number = int(arguments[0])
+        method = arguments[1] if isinstance(arguments[1], str) and arguments[1] else what
+        shapes = _shapes(self.configs.get(number), arguments) if what == "forward" else self._of_parameters(number)
+        sharding = self.shardings.get(number, Sharding(self.ranks))
+        return joined(method, answers, sharding, shapes, self.differing)
+
+    def _of_parameters(self, number: int) -> Shapes:
+        config = self.configs.get(number)
+        return {} if config is None else parameter_shapes(config)
+
+    def _together(self, what: str) -> list[Any]:
+        """The answers of all ranks, which arrive at once: a rank may wait for another."""
+        call = _Call(self.processes, what)
+        try:
+            call.run()
+            return call.answers()
+        except PortCallError:  # all are still there
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
+    def folder(self) -> str:
+        """A folder for files that the processes read."""
+        return self.processes[0].folder()
+
+    def offers(self, forward: Any, name: str) -> bool:
+        """Return whether a built port has the method `name` on every rank."""
+        return all(self._each("what it offers", "offers", forward, name))
+
+    def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
+        """The answers of a method of a built port, by rank."""
+        return self._each(name, "call", forward, name, (), dict(tokens), None)
+
+    def _each(self, what: str, request: str, forward: Any, *arguments: Any) -> list[Any]:
+        for rank, process in enumerate(self.processes):
+            process.ask(what, request, _of_rank(forward.handle, rank).number, *arguments)
+        return self._together(what)
+
+    def sharding_of(self, handle: Handle) -> Sharding:
+        """The ranks of a built port, and the placements that it declares."""
+        return self.shardings[handle.number]
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not."""
+        return self.differing.last
+
+    def handle(self, number: int) -> Handle:
+        return self.forgotten_with(RankHandle([Handle(number, "port")] * self.ranks))
+
+    def forgotten_with(self, handle: Handle) -> Handle:
+        """Let the processes forget an object when the checker does."""
+        numbers = [each.number for each in handle.handles] if isinstance(handle, RankHandle) else []
+        for process, number in zip(self.processes, numbers, strict=False):
+            weakref.finalize(handle, process.released.append, number)
+        return handle
+
+
+class _Call:
+    """One request that all ranks answer, each in a thread of its own."""
+
+    def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
+        self.processes, self.what = processes, what
+        self.found: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.began = time.monotonic()
+        self.deserted_at = float("inf")
+
+    def run(self) -> None:
+        """Wait for every rank, or until those that are left wait for one that failed."""
+        threads = [threading.Thread(target=self._receive, args=[rank], daemon=True) for rank in self._numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # a wait without end would not let Ctrl-C through
+                thread.join(0.5)
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.processes))
+
+    def _receive(self, rank: int) -> None:
+        try:
+            self.found[rank] = self.processes[rank].received(self.what, self._is_waiting)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the caller
+            self.errors[rank] = error
+            now = time.monotonic()
+            self.deserted_at = min(self.deserted_at, now + (now - self.began) + WAITS)
+
+    def _is_waiting(self) -> bool:
+        if time.monotonic() > self.deserted_at:
+            raise _Deserted
+        return True
+
+    def answers(self) -> list[Any]:
+        """The answers by rank; raises the error of the rank that failed first of all."""
+        if not self.errors:
+            return [self.found[rank] for rank in self._numbers]
+        waited = [rank for rank, error in self.errors.items() if isinstance(error, _Deserted)]
+        timeouts = [rank for rank, error in self.errors.items() if isinstance(error, PortTimeoutError)]
+        ended = [r for r, error in self.errors.items() if isinstance(error, PortProcessError) and r not in timeouts]
+        if ended:
+            raise self.errors[ended[0]]
+        if timeouts:
+            raise PortTimeoutError(self._late(timeouts))
+        rank, error = next((rank, error) for rank, error in self.errors.items() if rank not in waited)
+        if not isinstance(error, PortCallError):
+            raise error
+        if waited:
+            said = f"and {_named(waited)} waited for it; all were stopped"
+            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what}, {said}.")
+        everywhere = len(self.errors) == len(self.processes)
+        raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
+
+    def _late(self, timeouts: Sequence[int]) -> str:
+        """The sentence for ranks that gave no answer in time."""
+        process, answered = self.processes[0], [rank for rank in self._numbers if rank in self.found]
+        others = f" ({_named(answered)} answered)" if answered else ""
+        return (
+            f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "
+            f"{process.timeout:g} s{others} and all were stopped; a collective that not every rank enters waits for "
+            "ever, and --timeout gives a slow port more."
+        )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in sorted(ranks)]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    """A request as one rank receives it: with its own objects."""
+    if isinstance(value, RankHandle):
+        return value.handles[rank]
+    if isinstance(value, dict):
+        return {name: _of_rank(item, rank) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_of_rank(item, rank) for item in value)
+    return value
+
+
+def _shapes(config: TransformerConfig | None, arguments: Sequence[Any]) -> Shapes:
+    """The shapes of all taps of a forward pass."""
+    tokens = next((each for each in arguments[1:] if isinstance(each, Mapping)), {})
+    if config is None or not tokens:
+        return {}
+    lengths = {name: np.shape(value)[1] for name, value in tokens.items()}
+    return tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
+
+
+def ranked_build(spec: str, timeout: float, ranks: int, adapter: str | None = None) -> IsolatedBuild:
+    """Start `ranks` processes for the port `spec`; return its `build`, as `isolated_build` does for one process."""
+    group: Any = RankGroup(spec, checked_timeout(timeout), ranks, adapter)
+    return IsolatedBuild(group)
+
+
+def isolated_of(build: Callable[..., Any]) -> Any:
+    """The port in other processes, without the options that are bound to it."""
+    return isolated_of(build.func) if isinstance(build, functools.partial) else build
+
+
+def ranks_of(build: Callable[..., Any]) -> int:
+    """The ranks that a port runs on."""
+    group = group_of(build)
+    return 1 if group is None else group.ranks
+
+
+def group_of(build: Callable[..., Any]) -> RankGroup | None:
+    """The processes of a port on ranks; None for any other port."""
+    process = getattr(isolated_of(build), "process", None)
+    return process if isinstance(process, RankGroup) else None

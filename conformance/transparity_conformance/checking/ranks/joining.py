@@ -1,0 +1,108 @@
+"""The answers of all ranks as one: arrays are joined by their placements, all else has to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import shown
+from transparity_conformance.capabilities.sharding import Sharding, join
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.running.process.wire import Handle
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Replicas of a value that are not the same, on the call where they are farthest apart."""
+
+    name: str
+    relative: float
+    """How far they are apart, as a share of the largest number."""
+    gap: float
+    ranks: tuple[int, int]
+
+
+@dataclass
+class Differing:
+    """All replicas that were not the same to the bit."""
+
+    worst: dict[str, Replicas] = field(default_factory=dict)
+    last: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Of the last call, by name: the value of each rank."""
+
+    def note(self, name: str, values: Sequence[Any], gap: float, rank: int) -> None:
+        """Keep replicas that differ."""
+        numbers = [np.asarray(value) for value in values if value is not None]
+        self.last[name] = numbers
+        largest = float(np.abs(np.nan_to_num(numbers[0])).max(initial=0.0))
+        exact = numbers[0].dtype.kind in "iub"
+        relative = gap / largest if largest and not exact else np.inf
+        if name not in self.worst or relative > self.worst[name].relative:
+            self.worst[name] = Replicas(name, relative, gap, (0, rank))
+
+
+class RankHandle(Handle):
+    """An object that stays in the process of each rank."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        super().__init__(handles[0].number, handles[0].kind)
+        self.handles = tuple(handles)
+
+
+def joined(
+    name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing, depth: int = 0
+) -> Any:
+    """The answer of all ranks.
+
+    Args:
+        name: of the value: a tap, a parameter, or the method that returned it.
+        answers: by rank.
+        sharding: the declared placements.
+        shapes: the shapes that are expected, by name.
+        differing: receives the replicas that are not the same.
+
+    Raises `PortError` for answers that do not fit together.
+    """
+    placed = sharding.of(name)
+    given = [answer for answer in answers if answer is not None]
+    if given and all(isinstance(answer, Mapping) for answer in given):
+        if len(given) < len(answers):  # a rank without an answer has none of its values
+            answers = [{} if answer is None else answer for answer in answers]
+        names = dict.fromkeys(key for answer in answers for key in answer)
+        return {
+            key: joined(key, [answer.get(key) for answer in answers], sharding, shapes, differing, depth + 1)
+            for key in names
+        }
+    if given and all(isinstance(answer, tuple | list) and len(answer) == len(given[0]) for answer in given):
+        columns = zip(*given, strict=True)
+        items = [joined(name, column, sharding, shapes, differing, depth + 1) for column in columns]
+        return tuple(items) if isinstance(given[0], tuple) else items
+    if given and all(isinstance(answer, Handle) for answer in given) and len(given) == len(answers):
+        return RankHandle(given)
+    if given and all(_is_number(answer) for answer in given):
+        values = [None if answer is None else np.asarray(answer) for answer in answers]
+        found = join(name, values, placed, shapes.get(name))
+        if found.gap > 0:
+            differing.note(name, values, found.gap, found.rank)
+        return found.value if isinstance(given[0], np.ndarray) else found.value.item()
+    return _same(name, answers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.ndarray | float | int) and not isinstance(value, bool)
+
+
+def _same(name: str, answers: Sequence[Any]) -> Any:
+    """The answer that all ranks gave."""
+    for rank, answer in enumerate(answers):
+        if type(answer) is not type(answers[0]) or answer != answers[0]:
+            raise PortError(
+                f"Ranks 0 and {rank} answer {name} differently: {shown(answers[0])} and {shown(answer)}; expected the "
+                "same on every rank, or arrays with a declared placement."
+            )
+    return answers[0]

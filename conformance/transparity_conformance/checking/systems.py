@@ -1,0 +1,117 @@
+"""The systems that a port is checked on: presets, a configuration in a file, or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.limits.files import is_file, is_folder
+from transparity.presets import PRESETS, preset
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.importing import Checkpoint
+from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
+from transparity_conformance.identify.fitting.templates import templates
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.reach.models import small_system
+from transparity_conformance.running.loading import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """A configuration under the name that its report carries, and the parameters of a checkpoint."""
+
+    name: str
+    config: TransformerConfig
+    parameters: Arrays | None = None
+    model_type: str | None = None
+    """The family of the folders that a loader is given; None: the port is a `build`."""
+    dtype: str | None = None
+    """The precision of an artefact of its own; None: the one that is asked for."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the sizes are those that were asked for, and not those of a probe."""
+        return self.parameters is not None or self.name == "config"
+
+
+def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
+    """The named presets and the configuration in a file; without either, all presets."""
+    for name in names:
+        if label(name) == "config":
+            raise UsageError(f"{name} is no preset; give a configuration by --config.")
+    for name in dict.fromkeys(names or (() if config else PRESETS)):
+        yield System(name, preset(name).resized())
+    if config is not None:
+        yield System("config", _config_in(config))
+
+
+def family_systems(names: Sequence[str]) -> Iterator[System]:
+    """The small model of each named family, with drawn weights."""
+    for name in dict.fromkeys(names):
+        yield System(name, example_config(name), model_type=name)
+
+
+def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
+    """A checkpoint with its own weights and, for a loader, its configuration at probe size with drawn ones."""
+    name, config = checkpoint.model_type, checkpoint.config
+    yield System(name, config, checkpoint.parameters, name if for_loader else None)
+    if for_loader:
+        yield System(f"{name} at probe size", small_system(config), model_type=name)
+
+
+def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
+    """The parts of a checkpoint, each as a model of its own with its own weights, and its small model with drawn ones.
+
+    Gradients take longer than a forward pass: of all layers, those of the first of each form are compared.
+
+    Args:
+        folder: the checkpoint, which is read part by part.
+        head: the output of an encoder; without it, hidden states, of which all are seen.
+        layers: numbers with commas between, from 0; None: all layers.
+
+    Raises `UsageError` for layers that are no numbers, and `CheckpointError` for those that it does not have.
+    """
+    opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
+    for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
+        alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
+        elsewhere = (
+            "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
+        )
+        with written(piece, opened.model_type, elsewhere) as parameters:
+            yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
+    yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
+
+
+def layer_numbers(text: str) -> list[int]:
+    """The numbers in `0,7,31`; raises `UsageError` for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"--layers is {shown(text)}; expected numbers with commas between, from 0: 0,7,31.")
+    return [int(part) for part in parts]
+
+
+def named_config(name: str, *, resized: bool) -> TransformerConfig:
+    """The configuration of a preset, at its probe size if `resized`, of a family's example, or in a file."""
+    if label(name) == "config":
+        return _config_in(Path(name))
+    if name in templates() and name not in PRESETS:
+        return templates()[name]
+    if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
+        raise UsageError(
+            f"{name} is no preset; expected the name of one, or a configuration in a file that ends in .json."
+        )
+    return preset(name).resized() if resized else preset(name)
+
+
+def label(name: str) -> str:
+    """The name of a preset, or `config` for a path."""
+    return "config" if name.endswith(".json") else name
+
+
+def _config_in(path: Path) -> TransformerConfig:
+    from transparity_conformance.exchange.bundle.reading import read_config
+
+    return read_config(path)

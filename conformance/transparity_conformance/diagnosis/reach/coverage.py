@@ -1,0 +1,66 @@
+"""The coverage of calls that were compared: lengths, batches, sizes and features."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from transparity.config import TransformerConfig
+from transparity.taps import lengths_of
+from transparity_conformance.oracle.probes import Probe, probe_parameters
+from transparity_conformance.oracle.reach.features import covered_sizes, exercised
+from transparity_conformance.oracle.reach.long import LongProbe, long_probe
+from transparity_conformance.oracle.reach.models import ReachModel, narrow
+from transparity_conformance.report.coverage import Coverage, range_of
+from transparity_conformance.report.report import Report
+
+
+def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
+    """Return the report with the coverage of its calls; a port that agrees on less than everything is inconclusive.
+
+    Args:
+        failed: what could not be called, which is untested.
+    """
+    if report.verdict != "agrees":
+        return dataclasses.replace(report, coverage=coverage_of(probes))
+    seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
+    untested = tuple(f"{name} = {getattr(config, name)}" for name in unseen) + tuple(failed)
+    coverage = dataclasses.replace(coverage_of(probes), features=seen, untested=untested)
+    return dataclasses.replace(report, verdict="inconclusive" if untested else report.verdict, coverage=coverage)
+
+
+def coverage_of(probes: Iterable[Probe]) -> Coverage:
+    """The lengths that every input had, and the batches and sizes."""
+    every = list(probes)
+    if not every:
+        return Coverage()
+    lengths = [
+        {lengths_of(probe.config, probe.inputs)[name] for probe in every} for name in every[0].config.input_names
+    ]
+    batches = {len(probe.inputs[probe.config.input_names[0]]) for probe in every}
+    sizes = covered_sizes(probe.config for probe in every)
+    return Coverage(
+        tuple(sorted(set.intersection(*lengths))),
+        tuple(sorted(batches)),
+        sizes=tuple(range_of(name, values) for name, values in sizes.items()),
+    )
+
+
+def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
+    """The probes, with narrow models of the same system and the same lengths in place of large ones."""
+    large = [probe for probe in probes if probe.is_large]
+    if not large or config.reads_pixels:
+        return list(probes)
+    long = {max(probe.lengths) for probe in large if isinstance(probe, LongProbe)}
+    others = [probe for probe in large if not isinstance(probe, LongProbe)]
+    shapes = {tuple(probe.inputs[name].shape for name in config.input_names) for probe in others}
+    calls = [(shape[0][0], tuple(length for _, length in shape)) for shape in sorted(shapes)]
+    small = narrow(config, max([*long, *(length for _, lengths in calls for length in lengths)]))
+    model = ReachModel("narrow", small, probe_parameters(small, 6), calls)
+    few = [*model.probes, *(long_probe(model, length) for length in sorted(long))]
+    return [*(probe for probe in probes if not probe.is_large), *few]
+
+
+def _cost(probe: Probe) -> int:
+    tokens = sum(probe.inputs[name].size for name in probe.config.input_names)
+    return tokens * probe.config.embed_dim * probe.config.embed_dim

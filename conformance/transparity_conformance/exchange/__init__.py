@@ -1,0 +1,1 @@
+"""Exchange weights, inputs and answers with programs and machines by files."""

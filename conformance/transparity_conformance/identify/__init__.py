@@ -1,0 +1,1 @@
+"""Match the values of a port with those of the reference: activations, tensors and configurations."""

@@ -1,0 +1,206 @@
+"""The layouts in which ports keep a parameter: transposed, fused with others, packed by heads, permuted for RoPE."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
+
+Rows = tuple[str, str]
+"""The steps that take a parameter's rows from a matrix, and the number of the matrix's rows."""
+
+
+KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
+"""The numbers that kernels of convolutions, or maps of patches, have for each feature."""
+
+LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
+LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
+"""The steps from the kernels of flax to those of PyTorch."""
+
+CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
+"""The steps for a map of patches whose numbers are pixel by pixel."""
+
+DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
+SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
+"""The maps of a gated delta network, and of Mamba-2, that ports keep in one, in their order."""
+
+
+def columns_of(parameter: str, config: TransformerConfig) -> str:
+    """The number of input features of a weight, in letters."""
+    role = parameter.split(".")[-2]
+    if ".recurrence." in parameter:
+        return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
+    if role in KERNELS:
+        return KERNELS[role]
+    if config.projection == "shared-per-head" and parameter.endswith(("query.weight", "key.weight", "value.weight")):
+        return "H"
+    if parameter.endswith("relative_bias.weight"):
+        return "N"
+    is_output = parameter.endswith("attention.output.weight")
+    return "N*H" if is_output else "F" if parameter.endswith("down.weight") else "D"
+
+
+def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the tensor as a matrix (rows, `columns`) in every way that its axes allow, and the number of rows."""
+    into = size_of(columns, sizes)
+    if len(shape) == 1:
+        yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
+        return
+    if len(shape) == 2:
+        yield from [(name, shape[0])] * (shape[1] == into)
+        yield from [(f"{name}.T", shape[1])] * (shape[0] == into)
+        return
+    for order in itertools.permutations(range(len(shape))) if 2 < len(shape) < 6 else ():
+        axes = [shape[axis] for axis in order]
+        cuts = [cut for cut in range(1, len(axes)) if math.prod(axes[cut:]) == into and math.prod(axes[cut:]) != 1]
+        if cuts and not _is_repeat(order, shape, cuts[0]):
+            moved = "" if list(order) == sorted(order) else f".permute({', '.join(map(str, order))})"
+            yield f"{name}{moved}.view(-1, {columns})", math.prod(axes) // into
+
+
+def _is_repeat(order: Sequence[int], shape: Sequence[int], cut: int) -> bool:
+    """Return whether the same axes are merged in another order than they are kept in, which no code does, or an axis of
+    one element is moved."""
+    return any(list(part) != sorted(part) for part in (order[:cut], order[cut:])) or any(
+        shape[axis] == 1 and axis != place for place, axis in enumerate(order)
+    )
+
+
+def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
+    """The tensor as a vector."""
+    return (name if len(shape) == 1 else f"{name}.view(-1)"), math.prod(shape)
+
+
+def _block(number: int, size: str) -> str:
+    """The steps that take the `number`-th of several blocks of rows."""
+    first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
+    return f"[{first}:{last}]"
+
+
+def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
+    """The layouts of the rows of a linear map's weight or bias, the plainest first."""
+    scope = parameter.rpartition(".")[0].rpartition(".")
+    role, is_shared = scope[2], config.projection == "shared-per-head"
+    if ".recurrence." in parameter:
+        return _recurrent(role)
+    if role == "gate" and ".self_attention." in parameter:
+        return [
+            ("", "N*H"),
+            *((f".view(N, 2, H, -1)[:, {half}]", "2*N*H") for half in (1, 0)),
+            ("[N*H:2*N*H]", "2*N*H"),
+        ]
+    if role in ("query", "key", "value"):
+        return _shared_heads(role) if is_shared else _heads(role, config)
+    if role in ("gate", "up") and config.gated:
+        blocks = [(_block(half, "F"), "2*F") for half in (0, 1)]
+        return [("", "F"), *blocks, *((f".view(F, 2, -1)[:, {half}]", "2*F") for half in (0, 1))]
+    whole = {"up": "F", "down": "D", "output": "D", "pooler": "D"}.get(role, "")
+    return [("", whole)]
+
+
+def _shared_heads(role: str) -> list[Rows]:
+    part = ("query", "key", "value").index(role)
+    order = [part, *(other for other in range(3) if other != part)]
+    return [("", "H"), *((_block(j, "H"), "3*H") for j in order)]
+
+
+def _heads(role: str, config: TransformerConfig) -> list[Rows]:
+    heads, is_grouped = ("N" if role == "query" else "K"), config.key_value_heads != config.num_heads
+    part = ("query", "key", "value").index(role)
+    found = [("", f"{heads}*H"), (f".view(H, {heads}, -1).permute(1, 0, 2)", f"{heads}*H")]
+    order = [part, *(other for other in range(3) if other != part)]
+    if not is_grouped:
+        found += [(_block(j, "N*H"), "3*N*H") for j in order]
+        found += [(f".view(N, 3, H, -1)[:, {j}]", "3*N*H") for j in order]
+        found += [(f".view(N, H, 3, -1)[:, :, {j}]", "3*N*H") for j in order]
+        found += [(f".view(3, H, N, -1)[{j}].permute(1, 0, 2)", "3*N*H") for j in order]
+    else:
+        every = "N*H+2*K*H"
+        starts = {"query": ["0", "2*K*H", "K*H"], "key": ["N*H", "N*H+K*H", "0", "K*H"]}
+        begin = starts.get(role, ["N*H+K*H", "N*H", "K*H", "0"])
+        found += [(f"[{start}:{start}+{heads}*H]".replace("[0:0+", "[0:"), every) for start in begin]
+        taken = {"query": ["0:N/K", "2:N/K+2", "1:N/K+1"], "key": ["N/K", "N/K+1", "0", "1"]}
+        slots = taken.get(role, ["N/K+1", "N/K", "1", "0"])
+        found += [(f".view(K, N/K+2, H, -1)[:, {slot}]", every) for slot in slots]
+    if role == "query" and config.attention_gate:
+        found += [*((f".view(N, 2, H, -1)[:, {half}]", "2*N*H") for half in (0, 1)), ("[0:N*H]", "2*N*H")]
+    if role != "query":
+        halves = [part - 1, 2 - part]
+        found += [(_block(j, "K*H"), "2*K*H") for j in halves]
+        found += [(f".view(K, 2, H, -1)[:, {j}]", "2*K*H") for j in halves]
+        found += [(f".view(K, H, 2, -1)[:, :, {j}]", "2*K*H") for j in halves]
+    return found
+
+
+def _recurrent(role: str) -> list[Rows]:
+    """The layouts of a map or a kernel of a recurrence: by itself, or one behind the other with others, as a whole or
+    for each head of the keys."""
+    kind = role.removesuffix("_convolution")
+    whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
+    whole |= dict.fromkeys(("decay", "beta"), "R")
+    if kind not in whole:
+        return [("", "")]
+    orders = [order for order in (*DELTA, *SPACE) if kind in order]
+    if role != kind:
+        orders = [order for order in orders if set(order) == {"query", "key", "value"}]
+    share = dict.fromkeys(("query", "key"), "S") | dict.fromkeys(("value", "gate"), "R/G*V")
+    share |= dict.fromkeys(("decay", "beta"), "R/G")
+    together = {order: "+".join(whole[each] for each in order) for order in orders}
+    found = [("", whole[kind]), *((f"[{_cut(whole, order, kind)}]", rows) for order, rows in together.items())]
+    for order in [order for order in DELTA if role == kind and kind in order]:
+        steps = f".view(G, {'+'.join(share[each] for each in order)}, -1)[:, {_cut(share, order, kind)}]"
+        found.append((steps, together[order]))
+    return found
+
+
+def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
+    """The slice of one kind among others in an order."""
+    before = [widths[each] for each in order[: order.index(kind)]]
+    return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
+
+
+def rotations(config: TransformerConfig) -> list[str]:
+    """The steps from a port's order of a head's features to ours, with `{}` for the heads: none, or, with rotary
+    positions, from pairs to halves or back."""
+    turned = config.rotary_dim or config.head_dim
+    if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
+        return [""]
+    theirs = "{}, H/2, 2" if config.rope_layout == "halves" else "{}, 2, H/2"
+    return ["", f".view({theirs}, -1).permute(0, 2, 1, 3)"]
+
+
+def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
+    """Yield every line that could be the weight of a linear map or an embedding."""
+    sizes, columns = sizes_of(config), columns_of(parameter, config)
+    into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
+    role = parameter.split(".")[-2]
+    into = ["", CHANNELS_LAST] if role == "patch_projection" else into
+    ours = parameter_shapes(config)[parameter][0]
+    for steps, total in rows_of(parameter, config):
+        rows = size_of(total, sizes) if total else ours
+        for name, shape in shapes.items():
+            for base, count in matrices(name, shape, columns, sizes):
+                if count == rows:
+                    yield from (f"{base}{steps}{moved}" for moved in into)
+    if role in LAST_AXIS_FIRST:
+        axes = 4 if role == "patch_projection" else 3
+        yield from (
+            f"{name}{LAST_AXIS_FIRST[role]}.view(-1, {columns})"
+            for name, shape in shapes.items()
+            if len(shape) == axes and shape[-1] == ours and math.prod(shape) == ours * size_of(columns, sizes)
+        )
+
+
+def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
+    """Yield every line that could be the bias of a linear map, or any vector."""
+    sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
+    for steps, total in rows_of(parameter, config):
+        rows = size_of(total, sizes) if total else ours
+        for name, shape in shapes.items():
+            base, count = vectors(name, shape)
+            if count == rows:
+                yield f"{base}{steps}"

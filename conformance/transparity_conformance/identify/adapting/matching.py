@@ -1,0 +1,75 @@
+"""Matching of a model's tensors with our parameters: weights are drawn, and the model is run and listened to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.identify.adapting.search import Found, search
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates
+from transparity_conformance.identify.alignment.values.loops import without_loops
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
+from transparity_conformance.running.adapters.model import Make, made_by
+from transparity_conformance.running.process.running import run_listening
+
+MIDDLE, SPREAD = 0.6, 0.3
+"""Of vectors, which may be gains or biases."""
+
+
+def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """Numbers that are all different, of sizes that suit a vector, or a matrix in either orientation."""
+    random = np.random.default_rng(seed)
+    values = {}
+    for name, tensor in tensors.items():
+        value = random.normal(size=tensor.shape)
+        long = [size for size in tensor.shape if size > 1]
+        value = value / min(long) ** 0.5 if len(long) > 1 else MIDDLE + SPREAD * value
+        values[name] = (np.abs(value) if name.endswith("running_var") else value).astype(np.float32)
+    return values
+
+
+def match(make: Make, config: TransformerConfig, clock: Clock | None = None) -> Found:
+    """Match the tensors of a model in this process; raises `PortError` if it cannot be made or run."""
+    model = made_by(make, config)
+    return matched(model, model.tensors(), model.assign, config, clock or Clock(BUDGET, lambda *_: None))
+
+
+def matched(
+    forward: Callable[..., Any],
+    tensors: Mapping[str, np.ndarray],
+    assign: Callable[[dict[str, np.ndarray]], None],
+    config: TransformerConfig,
+    clock: Clock,
+) -> Found:
+    """Match the tensors of a model, here or in a process of its own.
+
+    Args:
+        forward: a forward pass of the model.
+        tensors: its tensors by name.
+        assign: writes into them.
+        config, clock: as for `search`.
+    """
+    values = drawn(tensors)
+    assign(values)
+    lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
+    inputs = mixed_inputs(config, 0, *lengths)
+    probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
+    taps, operations = run_listening(forward, probe)
+    best: Found | None = None
+    for heard in (operations, without_loops(probe, operations)):
+        given = [*(each.value for each in heard), taps["logits"]]
+        made_from = [*(each.inputs for each in heard), ()]
+        tolerance = epsilon("float32") ** HALF_OF_THE_DIGITS
+        candidates = Candidates(given, made_from, config.num_heads, tolerance, [None] * len(given))
+        found = search(config, values, probe.inputs, candidates, clock)
+        best = found if best is None or len(found.lines) > len(best.lines) else best
+        if found.lost_at is None or len(heard) < len(operations):
+            break
+    assert best is not None
+    return best

@@ -1,0 +1,126 @@
+"""A port's own mapping: where it keeps each parameter that it was given, beside where it computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.identify.adapting.hypotheses import texts_of, turned
+from transparity_conformance.identify.adapting.pool import Pool
+from transparity_conformance.running.adapters.notation import ABSENT, parted
+from transparity_conformance.running.adapters.numbered import LAYER, Lines, for_all_layers
+
+NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
+"""The steps for rows of which neighbours are rotated together, as Meta's are, and those half a head apart."""
+
+ORDERS = {"H/2, 2, -1)": "neighbours (as Meta's)", "2, H/2, -1)": "halves"}
+GIVEN = {"halves": "halves", "interleaved": "neighbours (as Meta's)"}
+"""The order of the rows that a port is given, by `rope_layout`."""
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """A parameter that a port keeps elsewhere than it computes with it."""
+
+    ours: str
+    kept: str | None
+    """The line of where it is kept; None: it is in no tensor, as it was given."""
+    needed: str
+    given: str
+    """The order of rotated rows that the port was given."""
+
+    @property
+    def says(self) -> str:
+        """The mistake in one sentence."""
+        if self.kept is None:
+            return f"{self.ours} is in none of your tensors as it was given; your model computes with {self.needed}"
+        names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]
+        orders = [
+            next((ORDERS[each] for each in ORDERS if each in line), self.given) for line in (self.kept, self.needed)
+        ]
+        if names[0] == names[1] and orders[0] != orders[1]:
+            return (
+                f"the rows of your {names[0]} are ordered for a rotation of {orders[0]}, and your model rotates "
+                f"{orders[1]}: permute them while you load them"
+            )
+        if self.kept.replace(".T", "") == self.needed.replace(".T", ""):
+            return f"your {self.kept.replace('.T', '')} is transposed: your model computes with {self.needed}"
+        return f"{self.ours} is kept in {self.kept}, and your model computes with {self.needed} in its place"
+
+
+def own_lines(
+    config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+) -> dict[str, str | None]:
+    """For each parameter, the line of where a port keeps it; None if it is in no tensor.
+
+    Args:
+        config: the configuration.
+        parameters: what the port was given, with numbers that are all different.
+        tensors: the port's tensors after it has loaded them.
+    """
+    pool = Pool(tensors, config)
+    return {name: _kept(name, shape, config, parameters, pool) for name, shape in parameter_shapes(config).items()}
+
+
+def _kept(
+    name: str, shape: tuple[int, ...], config: TransformerConfig, parameters: Mapping[str, np.ndarray], pool: Pool
+) -> str | None:
+    expected = np.asarray(parameters[name], np.float64)
+    match = LAYER.match(name)
+    layer = (int(match["layer"]), config.stack_num_layers(match["stack"]), match["stack"]) if match else (None, 0, "")
+    for shapes in pool.free(*layer):
+        for text in texts_of(name, config, shapes):
+            for line in _with_orders(text, name, config):
+                if line != ABSENT and np.array_equal(pool.numbers(line, shape), expected):
+                    return line
+    return None
+
+
+def _with_orders(text: str, name: str, config: TransformerConfig) -> Iterator[str]:
+    yield text
+    is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
+    if is_turned and (".query" in name or ".key" in name):
+        yield from (turned(text, steps, name) for steps in (NEIGHBOURS, HALVES))
+
+
+def misplaced(
+    own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
+) -> list[Misplaced]:
+    """The parameters that a port keeps elsewhere than it computes with them, those of all layers as one.
+
+    Args:
+        own: where it keeps them.
+        right: where it computes with them, as far as it is known.
+        config: the configuration.
+        tensors: the port's tensors.
+    """
+    pool, given = Pool(tensors, config), GIVEN[config.rope_layout]
+    wrong = {name: needed for name, needed in right.items() if needed != ABSENT and not _same(own[name], needed, pool)}
+    needed = for_all_layers(right, pool.shapes)
+    kept = for_all_layers({name: line for name, line in own.items() if line is not None}, pool.shapes)
+    found: list[Misplaced] = []
+    for name, line in wrong.items():
+        general = LAYER.sub(r"\g<stack>.layers.{i}.", name)
+        alike = [each for each in right if LAYER.sub(r"\g<stack>.layers.{i}.", each) == general]
+        if general != name and general in needed and general in kept and all(each in wrong for each in alike):
+            if name == alike[0]:
+                found.append(Misplaced(general, kept[general], needed[general], given))
+        else:
+            found.append(Misplaced(name, own[name], line, given))
+    return found
+
+
+def _same(one: str | None, other: str, pool: Pool) -> bool:
+    """Return whether two lines are the same numbers of the same tensors."""
+    if one is None:
+        return False
+    first, second = pool.selection(one), pool.selection(other)
+    if parted(one, pool.shapes)[0] != parted(other, pool.shapes)[0]:
+        return False
+    size = sum(pool.tensors[name].size for name in first.names)
+    mine, theirs = (np.arange(size) if each.index is None else each.index.ravel() for each in (first, second))
+    return bool(np.array_equal(mine, theirs))

@@ -1,0 +1,108 @@
+"""The reference with the parameters that are known by now, and what of it is among the port's values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.identify.alignment.values.candidates import Candidates
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.running.adapters.numbered import LAYER
+
+SCORES = ("scores", "weights", "scores in order")
+"""How queries and keys are told: by scores and weights, for exchanged ones have the same scores with exchanged axes; by
+weights alone, for a port may shift its scores; by scores in the order of their axes, for its mask may be wrong."""
+
+
+class Trial(Probe):
+    """One row without padding, and parameters in float64, of which those that are not known yet are 0."""
+
+    keeps_exact = True
+
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        return self.parameters
+
+
+class Reference:
+    """The reference on the tokens that the port was given.
+
+    Args:
+        config: its configuration.
+        inputs: one row of tokens without padding.
+        candidates: every value that the port computed from them.
+    """
+
+    def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Candidates) -> None:
+        self.config, self.inputs, self.candidates = config, inputs, candidates
+        self.shapes = parameter_shapes(config)
+        self.known: Arrays = {
+            name: np.broadcast_to(np.float64(name.endswith("running_var")), shape)
+            for name, shape in self.shapes.items()
+        }
+        self.taps: Arrays = {}
+        self.faults: tuple[Hypothesis, ...] = ()
+
+    def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
+        """The taps up to `tap`, with `values` among the parameters and `faults` beside the known ones."""
+        trial = Trial("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
+        recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
+        return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
+
+    def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
+        """Note parameters that are right, and the faults that the port has with them."""
+        self.known |= values
+        self.faults += tuple(faults)
+        self.taps |= self.computed({}, tap)
+
+    def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
+        """Return 0 if, with `values`, the port computed what the reference computes at `tap`, `best` if it did not.
+
+        Of scores, the first of `SCORES` that is so, if it is less than `best`.
+        """
+        try:
+            if not tap.endswith(".scores"):
+                return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
+            weights = f"{tap.removesuffix('scores')}weights"
+            taps = self.computed(values, weights, faults)
+        except Impossible:
+            return best
+        match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)
+        in_order = match is not None and match.layout.order.index(2) < match.layout.order.index(3)
+        ways = (match is not None and are_weights, are_weights, in_order)
+        return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
+
+    def _is_heard(self, taps: Arrays, tap: str) -> bool:
+        """Return whether the value, alone or with what the port may add to it first, is among the port's."""
+        if self.candidates.nearest(taps[tap]) is not None:
+            return True
+        residual = self._residual(self.taps | taps, tap)
+        return residual is not None and self.candidates.nearest(taps[tap] + residual) is not None
+
+    def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
+        """The input of the sublayer whose output is `tap`, which is added to it; None for other taps."""
+        match, position = LAYER.match(tap), self.config.norm_position
+        if (
+            match is None
+            or not tap.endswith(("attention.output", "feed_forward.output"))
+            or position in ("both", "branch")
+        ):
+            return None
+        stack, layer, scope = match["stack"], int(match["layer"]), match[0]
+        before = [f"{stack}.layers.{layer - 1}.output"] if layer else [f"{stack}.embedding_norm", f"{stack}.embedding"]
+        start = next((taps[name] for name in before if name in taps), None)
+        sublayers = [f"{scope}{name}_attention" for name in ("self", "cross") if f"{scope}{name}_attention" in tap]
+        earlier = [f"{scope}self_attention", f"{scope}cross_attention"]
+        earlier = earlier[: earlier.index(sublayers[0])] if sublayers else earlier
+        if position == "post":
+            norms = [taps[f"{name}_norm"] for name in earlier if f"{name}_norm" in taps]
+            return norms[-1] if norms else start
+        added = [taps[f"{name}.output"] for name in earlier if f"{name}.output" in taps]
+        return None if start is None else sum(added, start)

@@ -1,0 +1,106 @@
+"""The flow of data between the taps of the reference, which the port's values have to follow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.reach.models import small_system
+from transparity_conformance.oracle.rounding.near_ties import is_choice
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The taps that each tap is made from, and those that are made from it, without another in between."""
+
+    inputs: Mapping[str, frozenset[str]]
+    outputs: Mapping[str, frozenset[str]]
+
+    @functools.cached_property
+    def behind(self) -> Mapping[str, frozenset[str]]:
+        """All taps that are made from each tap."""
+        found: dict[str, frozenset[str]] = {}
+        for tap in reversed([*self.outputs]):
+            found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
+        return found
+
+    def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+        """Return whether a value leads to nothing but what is made from `tap`, and is no other tap that is only moved;
+        of equal values one is on its way."""
+        return not any(
+            (name not in self.behind[tap] and candidates.leads_to(index, match.index))
+            or (candidates.leads_to(match.index, index) and candidates.has_numbers_of(index, match.index))
+            for name, match in found.items()
+        )
+
+    def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+        """Return whether a value may be `tap`, given the values of those in front of it and behind it.
+
+        A fault may cut some of the ways between two taps; one of them has to be left on each side.
+        """
+        before = _known(tap, self.inputs, found)
+        behind = _known(tap, self.outputs, found)
+        is_fed = not before or any(candidates.leads_to(each, index) for each in before)
+        return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
+
+    def keeps_features(self, tap: str, match: Match, found: Mapping[str, Match]) -> bool:
+        """Return whether the features of a value are split as those of what it is made from, of the same shape."""
+        before = [found[name].layout for name in self.inputs[tap] if name in found]
+        return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
+
+    def reached(self, tap: str, found: Collection[str]) -> set[str]:
+        """The taps that are made from `tap` without passing through one that was found."""
+        reached: set[str] = set()
+        waiting = [tap]
+        while waiting:
+            new = self.outputs[waiting.pop()] - reached
+            reached |= new
+            waiting += [name for name in new if name not in found]
+        return reached
+
+    def without_consequence(self, found: Collection[str], confirming: set[str]) -> list[str]:
+        """The taps that were not found, and from which no `confirming` one is made so, in order; experts that are
+        chosen confirm nothing, as other numbers may lead to the same."""
+        telling = {tap for tap in confirming if not is_choice(tap)}
+        return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
+
+
+def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:
+    """The operations of the found taps that are nearest to `tap` in one direction."""
+    known: set[int] = set()
+    for name in next_to[tap]:
+        known |= {found[name].index} if name in found else _known(name, next_to, found)
+    return known
+
+
+def flow_of(probe: Probe) -> Flow:
+    """The flow of data of the reference, seen in what changes when a tap is another; of a large model, in a small one
+    with as many layers."""
+    if probe.is_large:
+        layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
+        small = small_system(probe.config, **layers)
+        probe = Probe(
+            probe.case, "flow", "the flow of data", small, probe_parameters(small), mixed_inputs(small, 0, 9, 7)
+        )
+    ours = walk(probe, {})
+    outputs = {tap: frozenset(dependents(probe, ours, ours, tap)) - {tap} for tap in ours}
+    inputs = {tap: frozenset(name for name in ours if tap in outputs[name]) for tap in ours}
+    return Flow(inputs, outputs)
+
+
+def dependents(probe: Probe, values: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], tap: str) -> set[str]:
+    """The taps that the reference makes from `tap` without passing through another one that is given."""
+    moved = walk(probe, {**values, tap: perturbed(values[tap])})
+    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
+
+
+def perturbed(value: np.ndarray) -> np.ndarray:
+    """Other numbers of the same size: reversed along every axis, and moved a little."""
+    value = np.nan_to_num(value)
+    return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

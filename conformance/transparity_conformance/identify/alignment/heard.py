@@ -1,0 +1,220 @@
+"""The taps that a port does not show: every operation is listened to, and the taps are found by value."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.limits.memory import available_memory, in_bytes
+from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.catalogue.wholly_hidden import judged_gap
+from transparity_conformance.diagnosis.judge import Actual, Progress
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.further import further_on
+from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
+from transparity_conformance.identify.alignment.values.loops import without_loops
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, mixed_inputs
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.report import Divergence
+from transparity_conformance.running.process.running import run_listening
+
+Forwards = Mapping[int, Callable[..., Any]]
+"""The built port, by the identity of the parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeardCall:
+    """One call of a port, with all that it computed."""
+
+    operations: Sequence[Operation]
+    taps: Arrays
+    numbers: Mapping[str, int]
+    """The operation that computed each tap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """The calls of probes by name; none if nothing was heard, and then the reason."""
+
+    calls: Mapping[str, HeardCall]
+    notes: tuple[str, ...] = ()
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    """Probes that were heard beside those that were asked for."""
+
+
+NOT_ASKED = Heard({})
+
+
+class Row(Probe):
+    """One row without padding, on which the reference is walked often: its parameters are in memory."""
+
+    keeps_exact = True
+
+    @functools.cached_property
+    def exact(self) -> Arrays:
+        return {name: np.asarray(value, np.float64) for name, value in self.parameters.items()}
+
+
+BYTES_OF_A_TAP = 220
+"""Measured (`meta.listening.cost`): PyTorch records 6.7 numbers of 8 bytes for each number of a tap, which are held by
+the port's process, the answer on its way, and the alignment, which sorts them."""
+
+WALKS_OF_A_TAP = 2
+"""Alignment changes each tap for the flow of data, and behind faults."""
+
+
+def row_of(probe: Probe) -> Probe:
+    """One row without padding, as long as the inputs of `probe` and for the same model."""
+    lengths = lengths_of(probe.config, probe.inputs)
+    source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
+    return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
+
+
+def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
+    """The divergence of the logits on the probe where it is largest; None if they are right, or of another shape."""
+    worst = Divergence("logits", 0.0, 1.0)
+    for key, taps in actual.items():
+        oracle, logits = probes[key].oracle, taps["logits"]
+        if logits.shape == oracle.expected["logits"].shape:
+            error = judged_gap(probes[key], "logits", logits, oracle.expected["logits"], dtype)
+            budget = oracle.budget("logits", dtype)
+            if share(error, budget) > share(worst.error, worst.budget):
+                worst = Divergence("logits", error, budget, probe=probes[key].name)
+    return worst if share(worst.error, worst.budget) > 1 else None
+
+
+def hear(
+    forwards: Forwards,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    clock: Clock,
+    progress: Progress,
+    row: Probe | None = None,
+) -> Heard:
+    """Listen to a port whose logits are wrong; the taps that it shows by itself are its own.
+
+    Args:
+        actual: what the port showed on each probe, its logits among it.
+        clock: the time for finding what lies behind faults.
+        row: one row without padding, on which taps are found; that of the first probe without it. A large model is
+            listened to on it alone.
+    """
+    first = next(iter(probes.values()))
+    row = row or aligned_probe(first)
+    if all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items()):
+        return NOT_ASKED
+    if reason := _why_not(row, clock):
+        return Heard({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
+    try:
+        return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        return Heard({}, (f"the port could not be listened to: {error}",))
+
+
+def _why_not(row: Probe, clock: Clock) -> str:
+    """The reason why a model is too large to be listened to; empty if it is not."""
+    lengths = lengths_of(row.config, row.inputs)
+    shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
+    exact = 8 * sum(value.size for value in row.parameters.values())
+    needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
+    if needed > free:
+        return f"its weights and its values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
+    walk(row, {})  # the first one casts the parameters, too
+    began = time.thread_time()
+    walk(row, {})
+    of_a_walk = time.thread_time() - began
+    clock.allow(of_a_walk)
+    seconds = WALKS_OF_A_TAP * len(shapes) * of_a_walk
+    if seconds > clock.left:
+        return f"finding {len(shapes)} taps takes about {seconds:.0f} s (--budget SECONDS gives it more)"
+    return ""
+
+
+def _heard(
+    forwards: Forwards,
+    row: Probe,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    dtype: str,
+    clock: Clock,
+    progress: Progress,
+) -> Heard:
+    progress("listening to the port", 0, len(probes) + 1)
+    taps, operations = run_listening(forwards[id(row.parameters)], row)
+    if not operations:
+        return Heard({}, ("no operation of the port was heard; with taps of its own, more is found",))
+    plan = plan_of(row, operations, taps["logits"], dtype, clock)
+    loops, has_loops = without_loops(row, operations), False
+    if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
+        other = plan_of(row, loops, taps["logits"], dtype, clock)
+        has_loops = len(other.matches) > len(plan.matches)
+        plan, operations = (other, loops) if has_loops else (plan, operations)
+    every = probes or {row.name: row}
+    ran = {} if probes else {row.name: operations}
+    for done, (key, probe) in enumerate(probes.items()):
+        progress("listening to the port", done + 1, len(probes) + 1)
+        _, operations = run_listening(forwards[id(probe.parameters)], probe)
+        ran[key] = without_loops(probe, operations) if has_loops else operations
+    shown = actual if probes else {row.name: taps}
+
+    @functools.cache
+    def read_by(plan: Plan) -> dict[str, HeardCall]:
+        return {key: _call(plan, every[key], operations, shown[key]) for key, operations in ran.items()}
+
+    def taps_by(plan: Plan) -> dict[str, Arrays]:
+        return {key: call.taps for key, call in read_by(plan).items()}
+
+    with contextlib.suppress(OutOfTime):
+        plan = further_on(plan, row, every, taps_by, dtype, clock)
+    return Heard(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
+
+
+def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> HeardCall:
+    """A call by the plan, in which what the port shows by itself, in the shape of its tap, is its own."""
+    expected = probe.oracle.expected
+    taps, numbers = read(plan, probe, operations, shown["logits"])
+    own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
+    for tap, value in own.items():
+        if tap not in taps or not np.array_equal(taps[tap], value):
+            same = (i for i, each in enumerate(operations) if _has_numbers(each.value, value))
+            index = next(same, None)
+            numbers = {name: number for name, number in numbers.items() if name != tap}
+            numbers = numbers if index is None else numbers | {tap: index}
+    taps = taps | own
+    return HeardCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
+
+
+def _has_numbers(value: np.ndarray, shown: np.ndarray) -> bool:
+    """Return whether an operation has exactly these numbers, in any order."""
+    return value.size == shown.size and np.array_equal(np.sort(value, axis=None), np.sort(shown, axis=None))
+
+
+def aligned_probe(probe: Probe) -> Probe:
+    """The first row of `probe`, in which all tokens are different and nothing is padding."""
+    inputs = {name: value[:1] for name, value in probe.inputs.items()}
+    if "attention_mask" in inputs:
+        inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
+    return Row(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
+
+
+def _found(plan: Plan, probe: Probe) -> str:
+    taps = list(probe.oracle.expected)
+    absent = [tap for tap in taps if tap not in plan.matches]
+    named = f"; not {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
+    found = len(taps) - len(absent)
+    return f"the port was listened to: {found} of {len(taps)} taps were found by value among its operations{named}"

@@ -1,0 +1,190 @@
+"""The line of a port in which a step with a cache parts from the forward pass without one.
+
+A right step computes again what the forward pass computes at the same positions, so that each of its numbers is among
+those of the pass: the first that is not is where the cache goes wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.lines.source import segment_of
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.oracle.probes import Probe, as_given, sees_something
+from transparity_conformance.report.comparison import as_numbers, gap
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.process.running import listen_in_full
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """A wrong step of a port: what it computed, and the positions behind its last token and the last of all."""
+
+    operations: Sequence[Operation]
+    logits: np.ndarray
+    end: int
+    length: int
+
+
+def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe]) -> Report:
+    """Add to the divergence of a port's steps the line where the first wrong one parts from the forward pass."""
+    for index, fault in enumerate(report.faults):
+        if fault.where != "step" or not math.isfinite(fault.error) or fault.probe not in probes:
+            continue
+        try:
+            source = _line(forward, probes[fault.probe], fault.budget, fault.error)
+        except PortProcessError:
+            raise
+        except (PortError, TypeError) as error:  # the latter of a step that returns something else this time
+            note = f"the port could not be listened to while it decodes: {error}"
+            return dataclasses.replace(report, notes=(*report.notes, note))
+        found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
+        return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))
+    return report
+
+
+def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | None:
+    """The line of the first wrong number of the first wrong step, of one row if it is wrong there."""
+    for rows in (aligned_probe(probe), probe):
+        for request in step_requests({rows.name: rows}).values():
+            step = _first_wrong(forward, rows, request.sizes, budget)
+            if step is not None and step.operations:  # an artefact that tells its own has none of its steps
+                return _parting(step, _right_ones(forward, rows), budget, error)
+    return None
+
+
+def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
+    """The first step whose logits are wrong, decoded again and listened to; None if none is."""
+    expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
+    for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
+        seen = judged[:, chunk]
+        if gap(logits[seen], expected[:, chunk][seen]) > budget:
+            return _heard(forward, probe, sizes, number)
+    return None
+
+
+def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
+    """Decode, and yield the positions of every step, its logits, and the cache behind it."""
+    begin, cache = 0, None
+    for size in sizes:
+        chunk = slice(begin, begin + size)
+        tokens, named = _given(probe, chunk)
+        logits, cache = take_step(forward.step, tokens, cache, named)
+        yield chunk, as_numbers(logits).astype(np.float64), cache
+        begin += size
+
+
+def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
+    """Decode anew, for a cache may be written in place, and listen to the step of this number, from 0."""
+    caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
+    chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+    tokens, named = _given(probe, chunk)
+    (logits, _), operations = listen_in_full(forward, "step", tokens, caches[-1], **named)
+    length = probe.inputs[probe.config.input_names[-1]].shape[1]
+    return _Step(operations, as_numbers(logits).astype(np.float64), chunk.stop, length)
+
+
+def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The tokens of a step, and its further inputs."""
+    tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
+    return tokens, named_inputs(probe, slice(None), chunk)
+
+
+def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
+    """All that the port computes without a cache."""
+    inputs = {name: as_given(value) for name, value in probe.inputs.items()}
+    return listen_in_full(forward, "", **inputs)[1]
+
+
+def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
+    """The line of the first number on the way to the logits that is not among the `right` ones, and leads to none that
+    is made by the same line there."""
+    operations, largest = step.operations, float(np.abs(step.logits).max(initial=0.0)) or 1.0
+    on_the_way = segment_of(operations, _end(step), set())
+    lines, rounding = _Lines(right), budget / largest
+    near = math.sqrt(budget * min(error, largest)) / largest  # next to the error, a number is right or wrong
+    is_right, leads_on = {}, dict.fromkeys(on_the_way, False)
+    for index in on_the_way:
+        alike = lines.same(operations[index])
+        is_right[index] = any(_is_part(operations[index].value, each.value, step, near) for each in alike or right)
+    for index in reversed(on_the_way):
+        alike = lines.same(operations[index]) if is_right[index] and not leads_on[index] else ()
+        is_known = any(_is_part(operations[index].value, each.value, step, rounding) for each in alike)
+        for made_from in operations[index].inputs:
+            leads_on[made_from] |= is_known or leads_on[index]
+    wrong = (i for i in on_the_way if not is_right[i] and not leads_on[i] and operations[i].stack)
+    first = next(wrong, None)
+    return None if first is None else _caller(operations, first, [i for i in on_the_way if is_right[i]])
+
+
+def _end(step: _Step) -> int:
+    """The last operation whose numbers are the logits; the last of all, if none is."""
+    logits, last = step.logits.ravel(), len(step.operations) - 1
+    same = (i for i in range(last, -1, -1) if np.array_equal(step.operations[i].value.ravel(), logits))
+    return next(same, last)
+
+
+def _caller(operations: Sequence[Operation], wrong: int, right: Sequence[int]) -> Source:
+    """The line of a wrong operation; where that line makes right numbers, too, the first caller that it has here alone:
+    wrong is what it was given."""
+    name, stack = operations[wrong].name, operations[wrong].stack
+    alike = [operations[i].stack for i in right if operations[i].name == name and operations[i].stack[:1] == stack[:1]]
+    elsewhere = {line for each in alike for line in each}
+    return next((line for line in stack if line not in elsewhere), stack[0])
+
+
+class _Lines:
+    """Operations by the lines on their stacks."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
+        for each in operations:
+            for count in range(1, len(each.stack) + 1):
+                self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
+
+    def same(self, operation: Operation) -> Sequence[Operation]:
+        """Those of the same line with the most callers in common; none of a line that ran in the step alone."""
+        for count in range(len(operation.stack), 0, -1):
+            if found := self.by_lines.get((operation.name, operation.stack[:count])):
+                return found
+        return ()
+
+
+def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
+    """Return whether the numbers of a step are those of the forward pass at its positions, or at all up to its last."""
+    if value.ndim != whole.ndim:
+        return False
+    ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
+    allowed = tolerance * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+    return any(_is_near(value, whole, cuts, allowed) for cuts in itertools.product(*ways))
+
+
+def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
+    """The parts of an axis that may be the same: all of it; of positions, the last ones up to the step's; of a buffer
+    for more positions, those that are written."""
+    if size == whole:
+        yield slice(None), slice(None)
+    if whole == step.length and size <= step.end:
+        yield slice(None), slice(step.end - size, step.end)
+    if whole == step.length and size > step.end:
+        yield slice(step.end), slice(step.end)
+
+
+def _is_near(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
+    """Return whether the parts are near to each other, and what is left of a buffer is one number."""
+    own, theirs = value[tuple(cut for cut, _ in cuts)], whole[tuple(cut for _, cut in cuts)]
+    with np.errstate(invalid="ignore"):
+        is_near = ((own == theirs) | (np.abs(own - theirs) <= allowed)).all()
+    rest = value.copy()
+    rest[tuple(cut for cut, _ in cuts)] = np.nan
+    left = rest[~np.isnan(rest)]
+    return bool(is_near and (left == left[:1]).all())

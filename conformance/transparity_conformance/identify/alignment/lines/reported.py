@@ -1,0 +1,111 @@
+"""Add the lines of a port to what is known to be wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from transparity_conformance.catalogue import faults_at
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.search.fitting import fittables
+from transparity_conformance.diagnosis.walk import Impossible
+from transparity_conformance.identify.alignment.heard import Heard, HeardCall
+from transparity_conformance.identify.alignment.lines.source import caller, operation_of
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.report import Cause, Divergence, Report
+
+
+def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
+    """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
+    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
+
+
+def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
+    """Add the line to the first divergence alone, which is quick."""
+    faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
+    return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
+
+
+def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
+    call = heard.calls.get(fault.probe)
+    if call is None or fault.where not in call.numbers:
+        return fault
+    site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
+    if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
+        source = call.operations[call.numbers[site]].source
+    else:
+        source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
+        fault = _with_own_lines(fault, report, call, probes[fault.probe])
+    return fault if source is None else dataclasses.replace(fault, source=dataclasses.asdict(source))
+
+
+def _line(
+    fault: Divergence,
+    causes: Sequence[Cause],
+    report: Report,
+    call: HeardCall,
+    probe: Probe,
+    besides: Sequence[Hypothesis] = (),
+) -> Source | None:
+    """The line of the first wrong number of a segment, or the one that gave it the wrong parameters; `besides`, what
+    other causes make wrong there."""
+    segment = (fault.where, fault.error, fault.budget)
+    index = operation_of(probe, call.operations, call.taps, call.numbers, *segment, besides)
+    source = call.operations[index].source
+    if source is None or not _is_gross(fault, call.taps, report.dtype):
+        return source
+    right = _right_alike(fault, causes, report, probe, call.numbers)
+    return caller(call.operations[index].stack, call.operations, call.numbers, right)
+
+
+def _with_own_lines(fault: Divergence, report: Report, call: HeardCall, probe: Probe) -> Divergence:
+    """The divergence with a line for each of several causes: that of the first wrong number with the others known."""
+    places = {cause.at or fault.where for cause in fault.causes}
+    put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
+    if len(put_in) < 2 or None in put_in:
+        return fault
+    causes, place = [], places.pop()
+    placed = dataclasses.replace(fault, where=place if place in call.numbers else fault.where)
+    for index, cause in enumerate(fault.causes):
+        besides = [each for number, each in enumerate(put_in) if number != index and each is not None]
+        try:
+            source = _line(placed, (cause,), report, call, probe, besides)
+        except Impossible:
+            return fault
+        causes.append(cause if source is None else dataclasses.replace(cause, source=dataclasses.asdict(source)))
+    return dataclasses.replace(fault, causes=tuple(causes))
+
+
+def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
+    """A cause as it was put into the reference at the tap `where`; None if it is no fault of the catalogue there."""
+    known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
+    fitted: Iterator[Fault] = iter(())
+    if cause.value is not None:
+        fitted = (numeric.make(cause.value) for numeric, _ in fittables(probe.config, [where]))
+    made = (each for each in (*known, *fitted) if each.id == cause.mistake and cause.says.startswith(each.description))
+    return next((Hypothesis(each, (where,)) for each in made), None)
+
+
+def _right_alike(
+    fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
+) -> list[str]:
+    """The right taps of the same kind at which the causes could act, too; without a cause, all of that kind."""
+    wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
+    alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
+    right = [tap for tap in alike if numbers[tap] not in wrong]
+    ids = {cause.mistake for cause in causes}
+    return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
+
+
+def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
+    """Return whether an error is so large that the same line, were it wrong, would show it in every tap."""
+    largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
+    return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

@@ -1,0 +1,235 @@
+"""The line of the port in which the first wrong number of a segment was made, or which gave it the wrong parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.identify.alignment.flow import flow_of
+from transparity_conformance.identify.alignment.intermediate import intermediates, tables
+from transparity_conformance.identify.alignment.values.layout import layouts
+from transparity_conformance.identify.alignment.values.loops import GROWS
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+
+
+def operation_of(
+    probe: Probe,
+    operations: Sequence[Operation],
+    taps: Arrays,
+    numbers: Mapping[str, int],
+    where: str,
+    error: float,
+    budget: float,
+    besides: Sequence[Hypothesis] = (),
+) -> int:
+    """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
+
+    If there is none, because an operation is missing, it is the one that uses the value in its stead.
+
+    A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
+
+    Args:
+        operations: everything that the port computed.
+        taps: its activations.
+        numbers: the operation that computed each of them.
+        error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
+        besides: other faults of the segment, whose numbers are not looked for.
+    """
+    end = numbers[where]
+    # Scores that are masked already are right where they are seen alone: the mask in them is not known to be.
+    masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
+    given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
+    everything = intermediates(probe, given, [*probe.oracle.expected][-1])
+    masks = [_hides(each) for each in everything if _hides(each).any()]
+    known_tables = [table for each in (probe, *_probes_with(probe, besides)) for table in tables(each)]
+    right = _Right(intermediates(probe, given, where, besides), known_tables, masks, probe.config.num_heads)
+    largest = float(np.abs(taps[where][np.isfinite(taps[where])]).max(initial=0.0)) or 1.0
+    tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
+    known = {index for tap, index in numbers.items() if tap not in masked}
+    wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
+    if wrong is None and _is_unchanged(probe, operations, {tap: numbers[tap] for tap in taps if tap in numbers}, where):
+        return _use_of(operations, end)
+    first = end if wrong is None else wrong
+    return first if operations[first].stack else end
+
+
+def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
+    """The probe with the configuration of each fault that changes one."""
+    for each in faults:
+        if each.fault.fields:
+            yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
+
+
+def _use_of(operations: Sequence[Operation], end: int) -> int:
+    """The first operation that makes other numbers of those of `end`: what should be between them is missing."""
+    same = {end}
+    for index in range(end + 1, len(operations)):
+        if same.isdisjoint(operations[index].inputs):
+            continue
+        if not _is_same(operations, index, end):
+            return index if operations[index].stack else end
+        same.add(index)
+    return end
+
+
+def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
+    """Return whether the tap `where` has the numbers of one that it is made from."""
+    same = {tap for tap, index in numbers.items() if tap != where and _is_same(operations, index, numbers[where])}
+    return bool(same and same & flow_of(probe).inputs[where])
+
+
+def _is_same(operations: Sequence[Operation], one: int, other: int) -> bool:
+    """Return whether two operations have the same numbers, as a view and what it shows."""
+    a, b = operations[one].value, operations[other].value
+    return a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
+
+
+def _wrong(
+    operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float
+) -> Iterator[int]:
+    """The operations of the segment of `end` that are wrong and lead to nothing right."""
+    segment = segment_of(operations, end, known - {end})
+    flows = _flows(operations, segment, known)
+    is_right: dict[int, bool] = {}
+    for index in segment:
+        given = [operations[each].value for each in operations[index].inputs if is_right.get(each, True)]
+        is_right[index] = _selects(operations[index], given) or right.has(
+            operations[index].value, tolerance, is_table=index not in flows
+        )
+    leads_to_right = dict.fromkeys(segment, False)
+    for index in reversed(segment):
+        for made_from in operations[index].inputs:
+            if made_from in leads_to_right:
+                leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
+    return (index for index in segment if not is_right[index] and not leads_to_right[index])
+
+
+def caller(
+    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], right: Collection[str]
+) -> Source:
+    """The innermost line of a stack; if the same line makes right taps, too, the first caller that it has here alone.
+
+    A line that also makes right taps, as that of a linear layer, is right itself: wrong is what it was given.
+
+    Args:
+        numbers: the operation that computed each tap.
+        right: taps that the same mistake would make wrong, and which are right.
+    """
+    known = set(numbers.values())
+    found = {index for tap in right for index in segment_of(operations, numbers[tap], known - {numbers[tap]})}
+    elsewhere = {
+        line for index in found if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
+    }
+    return next((line for line in stack if line not in elsewhere), stack[0])
+
+
+def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
+    """Return whether an operation computes nothing, but takes a part of what it is given, or, turn by turn, ever more
+    of it, as a cache is read."""
+    value, grows = operation.value, GROWS in operation.arguments
+    is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
+    if not given or not (grows or is_part):
+        return False
+    taken = value[value != 0] if grows else value
+    return _all_in(np.sort(taken, axis=None), np.unique(np.concatenate([each.ravel() for each in given])), 0.0)
+
+
+def segment_of(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:
+    """The operations from which `end` is made without passing through a known one, in order, `end` included."""
+    reached, waiting = {end}, list(operations[end].inputs)
+    while waiting:
+        index = waiting.pop()
+        if index not in reached and index not in known:
+            reached.add(index)
+            waiting += operations[index].inputs
+    return sorted(reached)
+
+
+def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
+    """The operations of a segment that depend on a tap; the others build tables, of angles or masks."""
+    flows: set[int] = set()
+    for index in segment:
+        if any(each in known or each in flows for each in operations[index].inputs):
+            flows.add(index)
+    return flows
+
+
+class _Right:
+    """The numbers that are right, whatever their order."""
+
+    def __init__(
+        self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], masks: Sequence[np.ndarray], heads: int
+    ) -> None:
+        self.masks, self.heads = masks, heads
+        self.tables = [np.unique(each) for each in tables]
+        self.by_size: dict[int, list[np.ndarray]] = {}
+        for value in values:
+            self.by_size.setdefault(value.size, []).append(value)
+        self.sketches: dict[int, list[np.ndarray]] = {}
+
+    def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
+        """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself.
+
+        Positions and other whole numbers, and one number everywhere, are right in every table.
+        """
+        sketch = _sketch(value)
+        allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
+        is_plain = sketch[0] == sketch[-1] or (np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch)))
+        if is_table and (is_plain or any(_all_in(sketch, each, allowed) for each in self.tables)):
+            return True
+        if value.size not in self.sketches:
+            self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
+        if _hides(value).any():
+            return self._has_masked(value, allowed)
+        same = (_is_near(each, sketch, allowed) for each in self.sketches[value.size])
+        ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
+        return any(self._is_in_place(each, value, allowed) for each in ours)
+
+    def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
+        """Return whether masked scores are right: masked where the reference masks some, and its own elsewhere."""
+        same_size = self.by_size.get(value.size, [])
+        ways = [
+            (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
+        ]
+        is_mask = any(np.array_equal(mask, _hides(theirs)) for _, theirs in ways for mask in self.masks)
+        seen = ((ours[~_hides(theirs)], theirs[~_hides(theirs)]) for ours, theirs in ways)
+        return is_mask and any(_is_near(*each, allowed) for each in seen)
+
+    def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
+        """Return whether the same numbers are in the same places, if there are axes in which to read them."""
+        ways = layouts(ours.shape, value.shape, self.heads)
+        return not ways or any(_is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
+
+
+def _is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(((one == other) | (np.abs(one - other) <= allowed)).all())
+
+
+def _hides(scores: np.ndarray) -> np.ndarray:
+    """True for every score that is masked, whatever number stands for it."""
+    return scores < EXACT_MASK_BELOW
+
+
+def _hidden(value: np.ndarray) -> np.ndarray:
+    return np.where(_hides(value), -np.inf, value)
+
+
+def _sketch(value: np.ndarray) -> np.ndarray:
+    return np.sort(_hidden(value), axis=None)
+
+
+def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
+    """Return whether every one of the sorted `values` is in the sorted `table`, however often."""
+    if not table.size:
+        return False
+    behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)
+    near = np.minimum(np.abs(table[behind % table.size] - values), np.abs(table[behind - 1] - values))
+    return bool(np.all(near <= allowed))

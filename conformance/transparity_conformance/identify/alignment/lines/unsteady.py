@@ -1,0 +1,76 @@
+"""The line and the tap at which a port makes other numbers the second time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.align import equal_taps
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.plan import candidates_of
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.report import Divergence, Report
+from transparity_conformance.running.process.running import run_listening
+
+
+def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
+    """Add to the divergence of a port that answers the same tokens differently the line where two calls part, and the
+    tap of which it makes other numbers."""
+    row = aligned_probe(probe)
+    try:
+        taps, once = run_listening(forward, row)
+        _, again = run_listening(forward, row)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        return dataclasses.replace(report, notes=(*report.notes, f"the port could not be listened to: {error}"))
+    pairs = itertools.zip_longest(once, again[: len(once)])
+    parting = [index for index, (one, other) in enumerate(pairs) if other is None or not _is_same(one, other)]
+    first, *others = report.faults
+    if first.where == "logits" and not probe.is_large:
+        first = _placed(first, parted_tap(row, once, parting, taps["logits"], report.dtype))
+    source = next((once[index].source for index in parting if once[index].source is not None), None)
+    if source is not None:
+        first = dataclasses.replace(first, source=dataclasses.asdict(source))
+    return dataclasses.replace(report, faults=(first, *others))
+
+
+def _placed(divergence: Divergence, tap: str) -> Divergence:
+    """The divergence with the tap at which its cause acts, if it is known."""
+    if not tap:
+        return divergence
+    placed = (dataclasses.replace(each, says=f"{each.says}, at {tap}", at=tap) for each in divergence.causes)
+    return dataclasses.replace(divergence, causes=tuple(placed))
+
+
+def parted_tap(
+    probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
+) -> str:
+    """The last tap that a port computes as the reference does before two of its calls part; empty if there is none.
+
+    Args:
+        operations: those of one of the calls, of a row without padding.
+        parting: the numbers of those that had other values in the other call.
+        answer: the logits.
+        dtype: the precision of the port.
+    """
+    candidates = candidates_of(probe, operations, answer, dtype)
+    unsteady = {*parting, len(operations)}
+    equal = equal_taps(walk(probe, {}), candidates, {}, may_be=lambda index: index not in unsteady)
+    steady = {match.index: tap for tap, match in equal.items()}
+    for index in sorted(unsteady):  # noise is drawn before it meets a value
+        if before := [each for each in steady if candidates.leads_to(each, index)]:
+            return steady[max(before)]
+    return ""
+
+
+def _is_same(one: Operation, other: Operation) -> bool:
+    same_kind = one.name == other.name and one.value.shape == other.value.shape
+    return same_kind and one.value.tobytes() == other.value.tobytes()

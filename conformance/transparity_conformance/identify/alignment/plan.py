@@ -1,0 +1,284 @@
+"""The plan of a port: the operation that computes each tap, learned on one call and read on every other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.identify.alignment.align import align
+from transparity_conformance.identify.alignment.subsequence import common
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
+from transparity_conformance.identify.alignment.values.layout import Layout, layouts
+from transparity_conformance.identify.alignment.values.loops import GROWS
+from transparity_conformance.identify.alignment.values.masked import unmasked
+from transparity_conformance.identify.alignment.values.repeated import unrepeated
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+
+Key = tuple[str, Source | None]
+"""The name of an operation, and its line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The operation of each tap on the call that was aligned."""
+
+    matches: Mapping[str, Match]
+    keys: tuple[Key, ...]
+    in_order: Mapping[str, Match]
+    """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
+    inputs: Sequence[Sequence[int]]
+    """For each operation, the numbers of those that it was made from."""
+    unchanged: Mapping[str, Sequence[Match]]
+    """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
+    candidates: Candidates
+    """Everything that the port computed on that call."""
+
+
+def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
+    """Align the operations of a call with the reference.
+
+    Args:
+        probe: the model and the tokens of the call, one row without padding.
+        operations: everything that the port computed, in order.
+        answer: the logits that it returned.
+        dtype: the precision of the port.
+        clock: the time for what lies behind faults.
+    """
+    candidates = candidates_of(probe, operations, answer, dtype)
+    return planned(candidates, _keys(operations), align(probe, candidates, clock))
+
+
+def candidates_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Candidates:
+    """Everything that a port computed on a call, its answer the last."""
+    config = probe.config
+    values = [*(unrepeated(each.value, config.num_heads, config.key_value_heads) for each in operations), answer]
+    inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
+    keys = (*_keys(operations), "answer")
+    return Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, keys)
+
+
+def planned(candidates: Candidates, keys: tuple[Key, ...], matches: Mapping[str, Match]) -> Plan:
+    """The plan with these operations for the taps."""
+    ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
+    in_order = {tap: match for tap, match in ordered.items() if match is not None}
+    users = _users(candidates.inputs)
+    unchanged = {tap: _unchanged(candidates, in_order.get(tap, match), users) for tap, match in matches.items()}
+    unchanged = {tap: found for tap, found in unchanged.items() if found}
+    return Plan(matches, keys, in_order, candidates.inputs, unchanged, candidates)
+
+
+def _users(inputs: Sequence[Sequence[int]]) -> list[set[int]]:
+    """For each operation, those that are made from its value at once."""
+    users: list[set[int]] = [set() for _ in inputs]
+    for index, given in enumerate(inputs):
+        for each in given:
+            users[each].add(index)
+    return users
+
+
+def _unchanged(candidates: Candidates, match: Match, users: Sequence[set[int]]) -> list[Match]:
+    """The operations that alone use the value of a match, one after the other, and leave it as it is."""
+    found: list[Match] = []
+    index, value = match.index, candidates.values[match.index]
+    while len(users[index]) == 1:
+        index = min(users[index])
+        other = candidates.values[index]
+        if other.shape != value.shape or not np.array_equal(other, value):
+            break
+        found.append(dataclasses.replace(match, index=index))
+    return found
+
+
+def _in_order(candidates: Candidates, match: Match) -> Match | None:
+    """The first operation that puts the numbers of a match into the order of the tap's axes, if there is one.
+
+    There the axes are read without a choice on every call, also where two of them have the same length.
+    """
+    if match.layout.is_in_order:
+        return match
+    value = match.layout.to_ours(candidates.values[match.index])
+    for index in candidates.by_size[value.size]:
+        if index > match.index and candidates.leads_to(match.index, index):
+            fits = layouts(value.shape, candidates.values[index].shape, candidates.heads)
+            if fits and fits[0].is_in_order and np.array_equal(fits[0].to_ours(candidates.values[index]), value):
+                return Match(index, fits[0])
+    return None
+
+
+def read(
+    plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
+) -> tuple[Arrays, dict[str, int]]:
+    """The taps of another call of the same port, and the number of the operation that computed each.
+
+    A port that goes through the rows of a batch one by one repeats its operations for each.
+    """
+    lengths = lengths_of(probe.config, probe.inputs)
+    rows = len(next(iter(probe.inputs.values())))
+    shapes = tap_shapes(probe.config, rows, **lengths)
+    taps: Arrays = {"logits": answer}
+    numbers: dict[str, int] = {"logits": (*_made_from(operations, answer), len(operations) - 1)[0]}
+    keys, count = _keys(operations), len(plan.keys)
+    repeats = rows if rows > 1 and keys == plan.keys * rows else 1
+    moved = _moved(plan, operations, keys) if repeats == 1 else {}
+    placed = _placed(plan, None if repeats > 1 else moved)
+    if keys != plan.keys and repeats == 1:
+        placed = _made_alike(plan, operations, placed, moved)
+    for tap, match in placed.items():
+        shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
+        ways: list[tuple[np.ndarray, int]] = []
+        for each in (match, *plan.unchanged.get(tap, ())):
+            if repeats > 1 or each.index in moved:
+                indices = [each.index + row * count for row in range(repeats)] if repeats > 1 else [moved[each.index]]
+                ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
+        ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
+        if ways:
+            taps[tap], numbers[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
+    return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
+
+
+def _ways(
+    probe: Probe,
+    operations: Sequence[Operation],
+    indices: Sequence[int],
+    tap: str,
+    shape: tuple[int, ...],
+    learned: Layout,
+) -> list[np.ndarray]:
+    """The value of a tap, in every way to read the operations `indices`, of which each has rows of `shape`; none where
+    scores are masked."""
+    values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
+    grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+    if grows or any(np.isneginf(value).any() for value in values):
+        return []
+    rows_of = [_arranged(value, shape, learned, probe.config.num_heads) for value in values]
+    if not all(rows_of):
+        return []
+    return rows_of[0] if len(rows_of) == 1 else [np.concatenate([ways[0] for ways in rows_of])]
+
+
+def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
+    """The value with each head once, if there are too many numbers for the shape of its tap."""
+    is_right = value.size == math.prod(shape)
+    return value if is_right else unrepeated(value, config.num_heads, config.key_value_heads)
+
+
+def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
+    """The operation to read each tap from: the one that has its axes in order, if the call has it, too; of a product
+    that is another one on one row than on several, what is made of it.
+
+    Args:
+        moved: the operations of the call that was aligned that another call has; None for all of them.
+    """
+    placed: dict[str, Match] = {}
+    for tap, match in plan.matches.items():
+        ways = (plan.in_order.get(tap), match, *plan.unchanged.get(tap, ()))
+        found = next((each for each in ways if each and (moved is None or each.index in moved)), None)
+        if tap != "logits" and found:
+            placed[tap] = found
+    return placed
+
+
+def _made_alike(
+    plan: Plan, operations: Sequence[Operation], placed: Mapping[str, Match], moved: Mapping[int, int]
+) -> dict[str, Match]:
+    """The taps that are made from the same other taps in both calls.
+
+    In a call that leaves something out, as an expert without tokens, the same code of another layer may stand for it.
+    """
+    taps = sorted(placed, key=lambda tap: placed[tap].index)
+    learned = _sources(plan.inputs, [placed[tap].index for tap in taps])
+    here = _sources([each.inputs for each in operations], [moved[placed[tap].index] for tap in taps])
+    kept = 0
+    for number, (one, other) in enumerate(zip(learned, here, strict=True)):
+        if one & kept == other & kept:
+            kept |= 1 << number
+    return {tap: placed[tap] for number, tap in enumerate(taps) if kept >> number & 1}
+
+
+def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
+    """For each of the operations `indices`, those among them that its value is made from, as the bits of a number."""
+    own: dict[int, int] = {}
+    for number, index in enumerate(indices):
+        own[index] = own.get(index, 0) | 1 << number
+    made_from: list[int] = []
+    for index, given in enumerate(inputs):
+        made_from.append(functools.reduce(operator.or_, (made_from[each] for each in given), own.get(index, 0)))
+    return [made_from[index] for index in indices]
+
+
+def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
+    """The value in the shape of its tap, in every way that agrees with the layout that was learned, or as is natural.
+
+    The row that was aligned does not tell where the batch is among the axes, nor the order of more or fewer features.
+    """
+    if learned.features and len(learned.features) != shape[-1]:
+        return []
+    fits = layouts(shape, value.shape, heads)
+    told = [axis for axis in learned.order if learned.split[axis] > 1]
+    same = [
+        each for each in fits if len(each.split) == len(learned.split) and [x for x in each.order if x in told] == told
+    ]
+    same = [each for each in same if each.order == learned.order] or same
+    ways = [dataclasses.replace(fit, features=learned.features).to_ours(value) for fit in same or fits[:1]]
+    return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
+
+
+def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, int]:
+    """The way to read a value that is nearest to the reference's on the port's own activations, with its operation."""
+    before = {name: value for name, value in taps.items() if name != "logits"}
+    ours = walk(probe, before, until=tap)[tap]
+    with np.errstate(invalid="ignore"):
+        return min(ways, key=lambda way: float(np.abs(way[0] - ours).max()))
+
+
+def _moved(plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...]) -> dict[int, int]:
+    """The operations of the call that was aligned, and those that stand for them in another."""
+    if plan.keys == keys:
+        return {index: index for index in range(len(keys))}
+    moved = dict(common(plan.keys, keys))
+    return moved | _as_used(plan, operations, keys, moved)
+
+
+def _as_used(
+    plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...], moved: Mapping[int, int]
+) -> dict[int, int]:
+    """What stands for the operation of a tap where the same later operation uses it: a loop over experts has more
+    turns in one call than in another, and its last sum is the tap."""
+    wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
+    used: dict[int, int] = {}
+    for user, inputs in enumerate(plan.inputs):
+        if user not in moved or moved[user] >= len(operations):
+            continue
+        others = operations[moved[user]].inputs
+        pairs = zip(inputs, others, strict=True) if len(inputs) == len(others) else ()
+        for index, other in pairs:
+            if index in wanted and keys[other] == plan.keys[index]:
+                used.setdefault(index, other)
+    return used
+
+
+def _keys(operations: Sequence[Operation]) -> tuple[Key, ...]:
+    return tuple((each.name, each.source) for each in operations)
+
+
+def _made_from(operations: Sequence[Operation], answer: np.ndarray) -> tuple[int, ...]:
+    """The operation whose value is the answer, the last of several; none if it was computed unheard."""
+    found = (i for i in range(len(operations) - 1, -1, -1) if _same(operations[i].value, answer))
+    return tuple(index for index in [next(found, None)] if index is not None)
+
+
+def _same(value: np.ndarray, answer: np.ndarray) -> bool:
+    return value.size == answer.size and np.array_equal(value.ravel(), answer.ravel(), equal_nan=True)

@@ -1,0 +1,164 @@
+"""The inputs with which a model is called: plain tokens, those that may be padding, and masks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.signals.calls import BATCH, frames_of, take_image
+from transparity_conformance.identify.fitting.subject import FitError, Heard, ModuleError, Subject
+from transparity_conformance.identify.fitting.values.embedding import table_of
+from transparity_conformance.oracle.oracle import Arrays
+
+LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
+"""Lengths of a source, or of a lone stack's tokens, and of a target, the first that the module takes."""
+
+FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
+"""Names of a source that is audio."""
+
+FIRST, LAST = 12, 4
+"""Tokens at the two ends of a large vocabulary that are tried as padding."""
+
+
+def first_answer(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    """The sizes of the tables that the module's inputs look up, and inputs that it takes: plain tokens, an image, or
+    frames of audio beside tokens."""
+    if "pixels" in subject.names:
+        return {}, {"pixels": take_image(subject)}
+    if subject.names.get("source") in FRAMES:
+        return _with_frames(subject)
+    try:
+        return _of_tokens(subject)
+    except FitError as error:
+        if not subject.values:
+            raise
+        # what takes one input, or two, does not say that the first is an image, or audio
+        other = _as_image if subject.inputs == ("tokens",) else _with_frames
+        with contextlib.suppress(FitError):
+            return other(subject)
+        subject.positions = {}
+        raise error
+
+
+def _as_image(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    names = subject.names
+    subject.take_pixels()
+    try:
+        return {}, {"pixels": take_image(subject)}
+    except FitError:
+        subject.names, subject.renamed = names, {}
+        raise
+
+
+def _with_frames(subject: Subject) -> tuple[dict[str, int], Arrays]:
+    """Frames of audio, of the sizes that the module takes, and tokens."""
+    subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
+    error: FitError | None = None
+    for frames in frames_of(subject):
+        subject.positions = {"source": frames.shape[2] // 2}
+        try:
+            sizes, target = _of_tokens(subject, {"source": frames})
+        except ModuleError as raised:
+            error = error or raised
+            continue
+        if subject.takes({**target, "source": np.pad(frames, ((0, 0), (0, 0), (0, 2)))}):
+            subject.loose.add("source")
+        return sizes, {**target, "source": frames}
+    assert error is not None
+    raise error
+
+
+def _of_tokens(subject: Subject, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
+    """Tokens of the first lengths that the module takes, beside what is `given`."""
+    error: FitError | None = None
+    for each in LENGTHS:
+        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, each, strict=False))
+        lengths = {name: length - (length in subject.positions.values()) for name, length in lengths.items()}
+        lengths = {name: lengths[name] for name in subject.tokens}
+        inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
+        try:
+            heard = subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
+            sizes = _tables(subject, heard)
+            plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
+            plain = with_further(subject, {**(given or {}), **plain}, sizes)
+            subject.call(plain)
+        except ModuleError as raised:
+            error = error or raised
+            continue
+        return sizes, plain
+    assert error is not None
+    raise error
+
+
+def _tables(subject: Subject, heard: Heard) -> dict[str, int]:
+    """The rows of the tables that the tokens, and their types, look up."""
+    sizes: dict[str, int] = {}
+    used: set[str] = set()
+    for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
+        left = {each: value for each, value in subject.values.items() if name in subject.tokens or each not in used}
+        table = table_of(heard.operations, heard.inputs[name], left)
+        if table is None and name == "token_types":  # it takes some, but has no table of its own for them
+            del subject.names[name]
+            continue
+        if table is None:
+            raise FitError(
+                f"No operation looks rows of a parameter up by the {name}; expected a table of embeddings, and all "
+                "tokens in one call."
+            )
+        used.add(table)
+        sizes[name] = len(subject.values[table])
+    return sizes
+
+
+def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
+    """Tokens of which none is likely to be padding, all different in a row if there are as many."""
+    usual = np.arange(4, size - 1) if size > 8 else np.arange(size)
+    rows = [random.permutation(np.resize(random.permutation(usual), length)) for _ in range(BATCH)]
+    return np.stack(rows)
+
+
+def with_further(subject: Subject, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
+    first = inputs[subject.inputs[0]]
+    further: Arrays = {}
+    if "attention_mask" in subject.names:
+        further["attention_mask"] = np.ones_like(first)
+    if "token_types" in subject.names:
+        further["token_types"] = (np.arange(first.shape[1]) + np.arange(len(first))[:, None]) % sizes.get(
+            "token_types", 1
+        )
+    return {name: inputs[name] for name in subject.inputs} | further
+
+
+def masked(inputs: Arrays) -> Arrays:
+    """The inputs with some tokens masked, in each row others."""
+    mask = np.ones_like(inputs["attention_mask"])
+    for row in range(len(mask)):
+        mask[row, 1 + row :: 3] = 0
+    return {**inputs, "attention_mask": mask}
+
+
+def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
+    """Rows in which every token that may be padding is behind one that is plain; an image has none, and is turned."""
+    if not sizes:
+        return {name: value[::-1, :, ::-1] for name, value in plain.items()}
+    rows: dict[str, list[np.ndarray]] = {}
+    for name, size in sizes.items():
+        if name == "token_types":
+            continue
+        tokens = plain[name]
+        length = tokens.shape[1]
+        tried = np.arange(size) if size <= 256 else np.r_[:FIRST, size - LAST : size]
+        most = max(1, length - 2)
+        chunks = [tried[begin : begin + most] for begin in range(0, len(tried), most)]
+        rows[name] = []
+        for chunk in chunks:
+            for first in (tokens[0, 0], tokens[1, 0] if tokens[1, 0] != tokens[0, 0] else tokens[0, 1]):
+                row = np.full(length, first)
+                row[1 : 1 + len(chunk)] = chunk[: length - 1]
+                rows[name].append(row)
+    most = max(map(len, rows.values()))
+    signals = {name: value for name, value in plain.items() if value.dtype.kind == "f"}
+    every = signals | rows
+    return {name: np.stack([every[name][i % len(every[name])] for i in range(most)]) for name in every}

@@ -1,0 +1,274 @@
+"""The fields of a configuration, and the parameters by our names, from the parts of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import recording
+from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.mixture.experts import Experts
+from transparity_conformance.identify.fitting.mixture.reading import read_experts
+from transparity_conformance.identify.fitting.padding import read_masks
+from transparity_conformance.identify.fitting.parts import Parts
+from transparity_conformance.identify.fitting.reading import read_attention
+from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
+from transparity_conformance.identify.fitting.structure import Attention, FeedForward
+from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.values.embedding import Embedding
+from transparity_conformance.identify.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
+from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
+from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
+from transparity_conformance.identify.fitting.values.pooling import pooled_states, pooling_fields
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.transformer import transformer
+
+FEW = 3
+"""Digits up to which another multiplier may as well have been chosen."""
+
+NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
+
+
+def configuration_of(subject: Subject, parts: Parts, calls: Sequence[Heard]) -> Found:
+    """The fields and parameters of a module."""
+    found = Found()
+    _sizes(found, subject, parts)
+    _biases_and_maps(found, parts)
+    _norms(found, subject, parts)
+    _embeddings(found, subject, parts)
+    _head(found, subject, parts)
+    read_attention(found, subject, parts)
+    if any(stack.attentions() for stack in parts.stacks.values()):
+        read_masks(found, subject, parts, calls)
+    read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
+    if "mask_value" not in found.fields:
+        read_masks_of_recurrences(found, subject, calls)
+    _pooling(found, parts, calls)
+    return found
+
+
+def _sizes(found: Found, subject: Subject, parts: Parts) -> None:
+    names = list(parts.stacks)
+    found.fields["architecture"] = "encoder-decoder" if len(names) == 2 else names[0]
+    for name, stack in parts.stacks.items():
+        side = "source" if name == "encoder" else "target"
+        found.fields |= stack.embedding.fields
+        if stack.embedding.reads_tokens:
+            found.fields[f"{side}_vocab_size"] = len(subject.values[stack.embedding.table])
+        found.fields[f"num_{name}_layers"] = stack.layers
+    forward = next((each for _, each in parts.last.sublayers if isinstance(each, FeedForward)), None)
+    found.fields |= {
+        "embed_dim": parts.last.embedding.value.shape[1],
+        "feed_forward_dim": 0 if forward is None else forward.down.weight.shape[1],
+        "gated": forward is not None and len(forward.ups) == 2,
+    }
+    attentions = parts.last.attentions()
+    found.fields |= _heads(attentions[0]) if attentions else {"num_heads": 1}
+
+
+def _heads(first: Attention) -> dict[str, Any]:
+    """The sizes of attention."""
+    width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
+    key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
+    return {
+        "num_heads": heads,
+        "num_key_value_heads": None if key_heads == heads else key_heads,
+        "attention_head_dim": None if heads * head_dim == width else head_dim,
+        "projection": "shared-per-head" if first.is_shared_per_head else "full",
+    }
+
+
+def _biases_and_maps(found: Found, parts: Parts) -> None:
+    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
+    attentions = [(name, each) for name, each in every if isinstance(each, Attention)]
+    forwards = [(name, each) for name, each in every if isinstance(each, FeedForward)]
+    projected = [one for _, each in attentions for one in (each.query, each.key, each.value)]
+    fields: dict[str, bool] = {}
+    if attentions:
+        has_bias = any(one.bias is not None for one in projected)
+        fields = {
+            "qkv_bias": has_bias,
+            "key_bias": not has_bias or any(each.key.bias is not None for _, each in attentions),
+            "attention_gate": any(each.gate is not None for _, each in attentions),
+            "output_bias": any(each.output.bias is not None for _, each in attentions),
+        }
+    if forwards:
+        fields["feed_forward_bias"] = any(
+            one.bias is not None for _, each in forwards for one in (*each.ups, each.down)
+        )
+    found.fields |= fields
+    for name, attention in attentions:
+        for role in ("query", "key", "value"):
+            has_bias = fields["qkv_bias"] and (role != "key" or fields["key_bias"])
+            found.put(f"{name}.{role}", getattr(attention, role), bias=has_bias)
+        found.used |= set(attention.packed)
+        if attention.gate is not None:
+            found.put(f"{name}.gate", attention.gate, bias=fields["qkv_bias"])
+        found.put(f"{name}.output", attention.output, bias=fields["output_bias"])
+    routed = [(name, each) for name, each in every if isinstance(each, Experts)]
+    read_experts(found, routed, beside_others=bool(forwards))
+    if not forwards:
+        return
+    activation, is_swapped = activation_of([one.made for one in forwards[0][1].ups], forwards[0][1].down.given)
+    found.fields["activation"] = activation
+    for name, forward in forwards:
+        ups = forward.ups[::-1] if is_swapped else forward.ups
+        for role, up in zip(("gate", "up") if len(ups) == 2 else ("up",), ups, strict=True):
+            found.put(f"{name}.{role}", up, bias=fields["feed_forward_bias"])
+        found.put(f"{name}.down", forward.down, bias=fields["feed_forward_bias"])
+
+
+def _norms(found: Found, subject: Subject, parts: Parts) -> None:
+    streams = [stack.stream for stack in parts.stacks.values()]
+    norms = [norm for stream in streams for norm in stream.norms.values()]
+    if not norms:
+        raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
+    kinds = {(norm.kind, norm.gain) for norm in norms}
+    if len(kinds) > 1:
+        raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
+    kind, eps = kind_and_eps(norms, subject.values)
+    named = {
+        f"{stack}.{name.removeprefix(stack + '.')}": norm
+        for stack, each in parts.stacks.items()
+        for name, norm in each.stream.norms.items()
+    }
+    found.remarks += [
+        f"{name} has the eps {each:g}, not {eps:g}"
+        for name, each in eps_besides(named, kind, eps, subject.values).items()
+    ]
+    found.fields |= {
+        "norm": kind,
+        "norm_bias": kind == "rms" or any(len(norm.names) > 1 for norm in norms),
+        "norm_gain": norms[0].gain,
+        "norm_eps": eps,
+        "norm_position": streams[0].position,
+        "branches": streams[0].branches,
+        "embedding_norm": streams[0].embedding_norm,
+        "final_norm": streams[0].final_norm,
+        "memory_norm": streams[-1].memory_norm,
+    }
+    for name, stack in parts.stacks.items():
+        for place, norm in stack.stream.norms.items():
+            scope = place if place.startswith(name) else f"{name}.{place}"
+            parts_ = [subject.values[each] for each in norm.names]
+            if kind != "rms" and found.fields["norm_bias"] and len(parts_) == 1:
+                parts_.append(np.zeros_like(parts_[0]))
+            for leaf, value in zip(NORM_PARTS, parts_, strict=False):
+                found.parameters[f"{scope}.{leaf}"] = value
+
+
+def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
+    stacks = parts.stacks
+    tables = [stack.embedding.table for stack in stacks.values()]
+    found.fields["shared_embedding"] = len(tables) == 2 and tables[0] == tables[1]
+    for name, stack in stacks.items():
+        each = stack.embedding
+        if not (found.fields["shared_embedding"] and name == "decoder"):
+            found.parameters |= _looked_up(name, each, subject)
+            found.used |= set(each.used)
+        if each.type_table is not None:
+            found.parameters[f"{name}.token_type_embedding.weight"] = subject.values[each.type_table]
+            found.fields["num_token_types"] = len(subject.values[each.type_table])
+        if each.position_table is not None:
+            table = subject.values[each.position_table]
+            found.parameters[f"{name}.position_embedding.weight"] = table.reshape(-1, table.shape[-1])
+    _token_scale(found, parts.last.embedding)
+    _positions(found, subject, parts)
+
+
+def _token_scale(found: Found, last: Embedding) -> None:
+    """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
+    root = last.value.shape[1] ** 0.5
+    by_width = settle(last.scale / root, lambda tried: abs(tried * root / last.scale - 1), (), "float32")
+    options = [("none", last.scale), ("embed_dim", by_width)]
+    name, multiplier = min(options, key=lambda each: (each[1] != 1, digits(each[1])))
+    found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
+    same = [f"{each} with the multiplier {m:g}" for each, m in options if each != name and digits(m) <= FEW]
+    if same and last.scale != 1:
+        found.untold["embedding_scale"] = f"{same[0]} computes the same"
+        found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
+
+
+def _positions(found: Found, subject: Subject, parts: Parts) -> None:
+    first, last = next(iter(parts.stacks.values())).embedding, parts.last.embedding
+    longest = parts.heard.lengths[list(parts.heard.lengths)[-1]]
+    found.fields |= {
+        "positions": last.positions,
+        "position_offset": last.offset,
+        "max_length": max(longest, TransformerConfig.max_length),
+    }
+    if not last.reads_tokens:
+        found.fields["max_length"] = longest
+    elif last.position_table is not None:
+        table = subject.values[last.position_table]
+        found.fields["max_length"] = table.size // table.shape[-1] - last.offset
+    else:
+        found.untold["max_length"] = "no table has a row for each position"
+    for name in subject.loose:
+        field, what = ("max_length", "patches") if name == "pixels" else ("num_frames", "frames")
+        found.untold[field] = f"any number of {what} is taken"
+    if first.positions != last.positions and "none" not in (first.positions, last.positions):
+        found.fields["encoder_positions"] = first.positions
+    for each in (first, last):
+        if each.positions == "sinusoidal":
+            found.fields |= {"rope_theta": each.theta, "rope_layout": each.layout}
+            found.fields["sinusoidal_timescales"] = each.timescales
+
+
+def _looked_up(stack: str, made: Embedding, subject: Subject) -> Arrays:
+    """The parameters of what turns tokens, an image or audio into vectors."""
+    if made.reads_tokens:
+        return {f"{stack}.token_embedding.weight": subject.values[made.table]}
+    return {f"{stack}.{name}": value for name, value in made.parameters.items()}
+
+
+def _head(found: Found, subject: Subject, parts: Parts) -> None:
+    head, stream = parts.head, parts.last.stream
+    found.fields |= {"head": head.kind, "head_scale": "embed_dim" if stream.head_scaled else "none"}
+    found.fields["residual_multiplier"] = stream.multiplier
+    if head.is_pooled:
+        found.fields["pooler"] = head.activation
+    if head.pooler is not None:
+        found.put("pooler", head.pooler, bias=True)
+    if head.linear is None:
+        return
+    linear = head.linear
+    is_tied = linear.name == parts.last.embedding.table and not head.is_pooled
+    found.fields |= {"tied_head": is_tied, "head_bias": linear.bias is not None}
+    if head.kind == "classes":
+        found.fields["num_classes"] = len(linear.weight)
+    else:
+        multiplier = head_multiplier(linear.made, parts.heard.output)
+        found.fields["head_multiplier"] = multiplier * stream.head_multiplier
+        found.fields["final_softcap"] = None if multiplier != 1 else final_softcap(linear.made, parts.heard.output)
+    found.put("head", linear, bias=linear.bias is not None)
+    if is_tied:
+        del found.parameters["head.weight"]
+
+
+def _pooling(found: Found, parts: Parts, calls: Sequence[Heard]) -> None:
+    """How the states of positions become that of a row: the first way by which all calls have their outputs."""
+    head = parts.head
+    if not head.is_pooled:
+        return
+    tokens = parts.heard.inputs.get("tokens")
+    stack = next(iter(parts.stacks))
+    size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
+    states = []
+    for call in calls:
+        taps: Arrays = {}
+        given: dict[str, Any] = dict(call.inputs)
+        transformer(found.config(), found.parameters, tap=recording(taps), **given)
+        states.append(taps[f"{stack}.output"])
+    has_mask = tokens is None or found.fields["padding"] == "attention-mask"
+    for fields in pooling_fields(tokens, size, has_mask=has_mask):
+        config = Found({**found.fields, **fields}).config()
+        pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
+        if all(is_same(head.of(each), call.output) for each, call in zip(pooled, calls, strict=True)):
+            found.fields |= fields
+            for name in fields:
+                found.untold.pop(name, None)
+            return

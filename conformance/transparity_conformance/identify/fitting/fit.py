@@ -1,0 +1,200 @@
+"""The configuration of a module: sizes from its parameters, all else from the values of its operations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.identify.fitting.calls.inputs import first_answer, masked, paddings, with_further
+from transparity_conformance.identify.fitting.calls.lengths import longest_taken
+from transparity_conformance.identify.fitting.configuration import configuration_of
+from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.parts import parts_of
+from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
+from transparity_conformance.identify.fitting.structure import before, softmaxes
+from transparity_conformance.identify.fitting.subject import FitError, ForeignError, Heard, Loops, Subject
+from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
+from transparity_conformance.identify.fitting.values.masks import is_causal
+from transparity_conformance.identify.fitting.values.scores import scores_of
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.reach.features import exercised
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.running.adapters.model import made_by
+from transparity_conformance.running.adapters.modules import kept
+from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The configuration of a module."""
+
+    config: TransformerConfig
+    share: float
+    """The largest difference of the reference with this configuration, as a share of the budget."""
+    template: str
+    """The nearest preset or family."""
+    differences: dict[str, tuple[object, object]]
+    untold: dict[str, str]
+    """Fields of which other values would give the same outputs, with the reason."""
+    parameters: Arrays
+    """The module's drawn parameters by our names."""
+    unused: tuple[str, ...] = ()
+    """The module's parameters of which nothing was recognised."""
+    remarks: tuple[str, ...] = ()
+    """What the module does that no configuration does, if it is not confirmed."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether the reference with this configuration computes what the module does."""
+        return self.share <= 1
+
+
+def fit_port(spec: str, timeout: float | None = None) -> Fit:
+    """Find the configuration of what `path/to/file.py:Model` makes, in a process of its own.
+
+    Raises `PortError` if there is none, or if it is not answered within `timeout` seconds.
+    """
+    build = isolated_build(spec, checked_timeout(timeout), "")
+    try:
+        return fitted(Subject(build.made(None, {})))
+    finally:
+        build.process.stop()
+
+
+def fit(module: Any, seed: int = 0) -> Fit:
+    """Find the configuration of a module, or of what a function without arguments makes.
+
+    Raises `FitError` with the first part that no configuration has. The weights of a module are not touched.
+    """
+    with kept(module):
+        return fitted(Subject(made_by(module, None), seed))
+
+
+def fitted(subject: Subject) -> Fit:
+    """Find the configuration of a subject, which may compute heads or rows one at a time."""
+    try:
+        return _fitted(subject)
+    except ForeignError:
+        raise
+    except FitError as error:
+        for loops in get_args(Loops)[1:]:
+            subject.loops = loops
+            with contextlib.suppress(FitError):
+                return _fitted(subject)
+        raise error
+
+
+def _fitted(subject: Subject) -> Fit:
+    sizes, plain = first_answer(subject)
+    subject.widen(plain)
+    heard = subject.hear(plain)
+    causal = _causal(subject, heard)
+    calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
+    if "attention_mask" in subject.names:
+        calls.append(subject.hear(masked(plain)))
+    longest = longest_taken(subject, plain)
+    return _likelier(functools.partial(_attempt, subject, causal, calls, longest))
+
+
+def _likelier(attempt: Callable[..., Fit]) -> Fit:
+    """The fit with queries before keys or, if that is not confirmed, the other way round; the better one if none is."""
+    first: Fit | FitError
+    try:
+        first = attempt(keys_first=False)
+    except ForeignError:
+        raise
+    except FitError as error:
+        first = error
+    if isinstance(first, Fit) and first.is_confirmed:
+        return first
+    try:
+        second = attempt(keys_first=True)
+    except FitError:
+        if isinstance(first, Fit):
+            return first
+        raise first from None
+    return first if isinstance(first, Fit) and first.share <= second.share else second
+
+
+def _attempt(subject: Subject, causal: bool, calls: Sequence[Heard], longest: int, *, keys_first: bool) -> Fit:
+    found = configuration_of(subject, parts_of(subject, calls[0], causal, keys_first=keys_first), calls)
+    if "max_length" in found.untold:
+        found.fields["max_length"] = longest
+    made = _confirmed(found, calls)
+    remarks = () if made.is_confirmed else tuple(found.remarks)
+    return dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
+
+
+def _unused(subject: Subject, found: Found) -> tuple[str, ...]:
+    """The module's parameters that are nowhere in ours."""
+    ours = list(found.parameters.values())
+    is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
+    return tuple(name for name, used in is_used.items() if not used and name not in found.used)
+
+
+def _causal(subject: Subject, heard: Heard) -> bool:
+    """Return whether the last stack's attentions mask the future; token types, which only an encoder has, tell where
+    every token sees itself alone."""
+    batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
+    found = softmaxes(heard.operations, batch, lengths)
+    own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
+    if not own and next(kernels_over_time(subject.values), None) is None:
+        raise FitError("No operation is a softmax over the tokens; expected attention.")
+    if not own:
+        return True
+    masked = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in masked)
+    return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
+
+
+def _confirmed(found: Found, calls: Sequence[Heard]) -> Fit:
+    """The fit, held to all calls; fields that cannot be told have the values of the nearest template, if these fit."""
+    config = found.config()
+    probes = _probes(config, found, calls)
+    share, untold = _share(probes, calls), dict(found.untold)
+    name, differ = nearest(config, untold)
+    if share <= 1:
+        unseen = exercised(config, probes)[1]
+        config = _as_usual(config, name, found, calls)
+        untold |= {each: "no call shows it" for each in unseen if each not in untold}
+    return Fit(config, share, name, differ, untold, found.parameters)
+
+
+def _as_usual(config: TransformerConfig, template: str, found: Found, calls: Sequence[Heard]) -> TransformerConfig:
+    """The configuration with those fields of the template that cannot be told, if the calls are then the same."""
+    every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
+    for fields in (every, *({name: value} for name, value in every.items())):
+        usual = changed(config, fields)
+        if usual is not None and _share(_probes(usual, found, calls), calls) <= 1:
+            config = usual
+        if fields is every and usual == config:
+            return config
+    return config
+
+
+def _probes(config: TransformerConfig, found: Found, calls: Sequence[Heard]) -> list[Probe]:
+    return [Probe("fit", f"call {i}", "", config, found.parameters, call.inputs) for i, call in enumerate(calls)]
+
+
+def _share(probes: Sequence[Probe], calls: Sequence[Heard]) -> float:
+    """The largest difference of the calls' outputs, as a share of its budget."""
+    return max(_share_of(probe, call.output) for probe, call in zip(probes, calls, strict=True))
+
+
+def _share_of(probe: Probe, output: np.ndarray) -> float:
+    """The difference of a call's output as a share of its budget."""
+    oracle = probe.oracle
+    expected = oracle.expected["logits"]
+    if expected.shape != output.shape:
+        return math.inf
+    budget = oracle.budget("logits", "float32")
+    return float(gap(output, expected)) / budget if budget else math.inf

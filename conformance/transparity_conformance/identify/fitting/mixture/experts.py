@@ -1,0 +1,193 @@
+"""Experts taken apart: the router's choice, its weights, and the maps of each expert, held to the sum they make."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.subject import ForeignError
+from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
+from transparity_conformance.listening.operation import Operation
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.mixture.experts import SCORES, highest
+
+BEHIND = 12
+"""Operations behind a router's map in which the highest of its scores are sought."""
+
+FEW = 4
+"""Rows by which most ways of reading experts are told to be wrong."""
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """A map of each expert (experts, features out, features in), and the module's names of what it is kept in."""
+
+    weights: np.ndarray
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """A feed-forward of several experts, of which a router chooses some for each token."""
+
+    router: Linear
+    per_token: int
+    scores: str
+    is_normalized: bool
+    activation: str
+    gate: Maps | None
+    up: Maps
+    down: Maps
+    result: tuple[int, np.ndarray]
+    """The sum of the experts' outputs, with the index of its operation."""
+
+    @property
+    def given(self) -> np.ndarray:
+        """What it reads (rows, width)."""
+        return self.router.given
+
+    @property
+    def maps(self) -> Mapping[str, Maps]:
+        """The maps of each expert by our names."""
+        every = {"gate": self.gate, "up": self.up, "down": self.down}
+        return {role: each for role, each in every.items() if each is not None}
+
+    @property
+    def names(self) -> set[str]:
+        """The module's names of the experts' parameters."""
+        return {name for each in self.maps.values() for name in each.names}
+
+
+def experts_in(
+    maps: Sequence[Linear], operations: Sequence[Operation], values: Mapping[str, np.ndarray]
+) -> list[Experts]:
+    """The experts behind every router; raises `ForeignError` for a router whose experts are not understood."""
+    found: list[Experts] = []
+    for one in maps:
+        count = _chosen(one, operations)
+        if count is None:
+            continue
+        taken = {name for each in found for name in each.names}
+        left = {name: value for name, value in values.items() if name not in taken}
+        made = next(_readings(one, count, operations[one.at + 1 :], one.at + 1, left), None)
+        if made is None:
+            raise ForeignError(f"{_router(one)}: no operation is the sum of experts without biases.")
+        own = {one.name, *made.names}
+        if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:
+            raise ForeignError(f"{_router(one)}: {beside[0]} reads the same, as of an expert that is shared.")
+        found.append(made)
+    return found
+
+
+def _router(one: Linear) -> str:
+    return (
+        f"{one.name} is a router of {one.made.shape[1]} experts, which are not understood (fit the model with dense "
+        "feed-forwards, and write the fields of experts by hand)"
+    )
+
+
+def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
+    """How many of the highest of a map's results, or of their softmax or sigmoid, an operation has in each row, in
+    order; None if none has."""
+    rows, count = one.made.shape
+    scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
+    for operation in operations[one.at + 1 : one.at + BEHIND]:
+        most = operation.value.shape[-1] if operation.value.ndim > 1 else 0
+        if 0 < most < count and operation.value.size == rows * most:
+            chosen = operation.value.reshape(rows, most)
+            if any(is_same(each[:, :most], chosen) for each in scores):
+                return most
+    return None
+
+
+def _readings(
+    router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
+) -> Iterator[Experts]:
+    """Every way to read experts by which their sum is the result of an operation."""
+    rows, width = router.given.shape
+    seen = [(begin + i, each.value.reshape(rows, width)) for i, each in enumerate(operations) if _is_of(each, router)]
+    few = np.linspace(0, rows - 1, FEW).astype(int)
+    sums = np.stack([value[few] for _, value in seen]) if seen else np.empty((0, FEW, width))
+    weighed = [(*kind, _weights(router.made, per_token, *kind)) for kind in itertools.product(SCORES, (True, False))]
+    for gate, up, down in _maps(router, values):
+        for activation, (scores, is_normalized, weights) in itertools.product(ACTIVATIONS, weighed):
+            made = _sum(router.given[few], weights[few], activation, gate, up, down)
+            near = np.abs(sums - made).max((1, 2), initial=0.0) <= SAME * np.abs(made).max()
+            for index in np.flatnonzero(near)[::-1]:  # a sum that is made in place is that of its first operation, too
+                at, value = seen[index]
+                if is_same(_sum(router.given, weights, activation, gate, up, down), value):
+                    yield Experts(router, per_token, scores, is_normalized, activation, gate, up, down, (at, value))
+
+
+def _is_of(operation: Operation, router: Linear) -> bool:
+    """Return whether a value has the size of a router's input, with its features last."""
+    return operation.value.size == router.given.size and operation.value.shape[-1] == router.given.shape[1]
+
+
+def _weights(logits: np.ndarray, per_token: int, scores: str, is_normalized: bool) -> np.ndarray:
+    """The weight of each expert (rows, experts)."""
+    every = SCORES[scores](logits)
+    weights: np.ndarray = np.where(highest(every, per_token) != 0, every, 0.0)
+    return weights / weights.sum(axis=1, keepdims=True) if is_normalized else weights
+
+
+def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None, up: Maps, down: Maps) -> np.ndarray:
+    """Σ weight · down(activation(gate(x)) · up(x)) over all experts."""
+    function, raised = ACTIVATIONS[activation], np.einsum("rd,ehd->erh", x, up.weights)
+    hidden = function(raised) if gate is None else function(np.einsum("rd,ehd->erh", x, gate.weights)) * raised
+    total: np.ndarray = np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
+    return total
+
+
+def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
+    """Every choice of a gate, or none, an up and a down projection among what has a matrix for each expert."""
+    width = router.given.shape[1]
+    every = list(_of_each_expert(router.made.shape[1], values))
+    downs = [each for each in every if each.weights.shape[1] == width]
+    ups = [each for each in every if each.weights.shape[2] == width]
+    for down, up in itertools.product(downs, ups):
+        hidden, raised = down.weights.shape[2], up.weights.shape[1]
+        if set(down.names) & set(up.names):
+            continue
+        if raised == 2 * hidden:
+            for gate, other in _halves(up):
+                yield gate, other, down
+        elif raised == hidden:
+            yield None, up, down
+            gates = [each for each in ups if each.weights.shape == up.weights.shape]
+            yield from ((gate, up, down) for gate in gates if not set(gate.names) & {*up.names, *down.names})
+
+
+def _halves(both: Maps) -> Iterator[tuple[Maps, Maps]]:
+    """The gate and the up projection of maps that have both, one behind the other or by turns, in either order."""
+    half = both.weights.shape[1] // 2
+    for one, other in ((both.weights[:, :half], both.weights[:, half:]), (both.weights[:, ::2], both.weights[:, 1::2])):
+        yield Maps(one, both.names), Maps(other, both.names)
+        yield Maps(other, both.names), Maps(one, both.names)
+
+
+def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
+    """What has a matrix for each expert, in either orientation: an array of all, or as many numbered parameters."""
+    found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
+    groups = [names for names in _numbered(values) if len(names) == count]
+    alike = [names for names in groups if len({values[name].shape for name in names}) == 1]
+    found += [Maps(np.stack([values[name] for name in names]), tuple(names)) for names in alike]
+    for each in found:
+        yield each
+        yield Maps(each.weights.swapaxes(1, 2), each.names)
+
+
+def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
+    """Names of matrices that differ in one number alone, which counts from 0, in its order."""
+    groups: dict[tuple[str, str], dict[int, str]] = {}
+    for name in (name for name, value in values.items() if value.ndim == 2):
+        for number in re.finditer(r"\d+", name):
+            groups.setdefault((name[: number.start()], name[number.end() :]), {})[int(number[0])] = name
+    for group in groups.values():
+        if sorted(group) == list(range(len(group))):
+            yield [group[number] for number in range(len(group))]

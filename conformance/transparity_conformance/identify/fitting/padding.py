@@ -1,0 +1,154 @@
+"""The fields of masks: their value, windows, and what is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.parts import Parts
+from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
+from transparity_conformance.identify.fitting.subject import Heard, Subject
+from transparity_conformance.identify.fitting.values.embedding import position_rows
+from transparity_conformance.identify.fitting.values.masks import (
+    in_chunks,
+    layers_with,
+    mask_fields,
+    padding_tokens,
+    window_of,
+)
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
+
+
+def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Heard]) -> None:
+    """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
+    plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
+    _read_windows(found, parts, plain)
+    values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
+    value = next((each for each in values if each is not None), None)
+    found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, _score_scale(found.fields))
+    if found.fields["mask_value"] in (-np.inf, 0):
+        found.untold["mask_order"] = "such a mask is the same before the scale and after it"
+    if value is None:
+        found.untold["mask_value"] = "nothing is ever masked"
+    obeys = bool(masked) and any(
+        (each.masked != plain[name].masked).any() for name, each in masked[0].items() if name in plain
+    )
+    found.fields["padding"] = "attention-mask" if obeys else "token"
+    _read_padding(found, parts, calls[1], padded)
+    if obeys:
+        _read_mask_of_target(found, parts)
+    _read_counting(found, subject, parts, calls[-1 if obeys else 1])
+
+
+def _scores(parts: Parts, call: Heard) -> Iterator[tuple[str, Scores]]:
+    """The scores of every attention of a call, by our names."""
+    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
+    named = [name for name, each in every if isinstance(each, Attention)]
+    weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), list(call.lengths.values()))
+    for name, softmax in zip(named, weights, strict=False):
+        yield name, scores_of(softmax, call.operations, before(weights, softmax))
+
+
+def _score_scale(fields: dict[str, Any]) -> float:
+    head_dim = fields["attention_head_dim"] or fields["embed_dim"] // fields["num_heads"]
+    base = {"head_dim": head_dim, "embed_dim": fields["embed_dim"], "none": 1}[fields["attention_scale"]]
+    return float(base**-0.5 * fields["attention_multiplier"])
+
+
+def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
+    """The sliding window and the layers without it."""
+    for stack in parts.stacks:
+        own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
+        if windowed := layers_with([window_of(masked) for masked in own]):
+            found.fields |= windowed
+            size = windowed["sliding_window"]
+            if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
+                found.fields["window_kind"] = "chunks"
+            if "layer_types" not in windowed:
+                found.untold["layer_types"] = f"kinds beyond the {len(own)} layers compute the same"
+            return
+    longest = max(len(each.masked[0]) for each in plain.values())
+    found.untold["sliding_window"] = f"none of up to {longest} tokens"
+
+
+def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Scores]) -> None:
+    """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
+    window = found.fields.get("sliding_window")
+    pads: dict[str, list[int]] = {}
+    for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
+        names = [name for name in padded if name.startswith(stack) and "self" in name]
+        token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
+        causal = stack == "decoder"
+        masked, tokens = padded[names[0]].masked, call.inputs[token]
+        pads[stack] = padding_tokens(masked, tokens, causal=causal, window=window)
+        queries = padding_tokens(masked, tokens, causal=causal, window=window, as_queries=True)
+        if queries and not pads[stack]:
+            pads[stack] = queries
+            found.remarks.append(
+                f"The {stack} masks the token {queries[0]} as a query, not as a key: rows of scores instead of columns"
+            )
+    every = [pad for found_pads in pads.values() for pad in found_pads]
+    found.fields["target_mask"] = "causal-and-padding" if pads.get("decoder") else "causal"
+    if not every and len(parts.stacks) == 2:
+        found.untold["target_mask"] = "no token is masked as padding"
+    if len(set(every)) == 1:
+        found.fields["pad_id"] = every[0]
+    elif "encoder" in parts.stacks and found.fields["padding"] == "token":
+        found.fields["pad_id"] = None
+    else:
+        found.untold["pad_id"] = "no token is masked as padding"
+
+
+def _read_mask_of_target(found: Found, parts: Parts) -> None:
+    if list(parts.stacks) == ["decoder"]:
+        found.fields["target_mask"] = "causal"
+        found.untold["target_mask"] = "an attention_mask applies with both"
+
+
+def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) -> None:
+    """Whether positions count padding, by the rows of their table that a call with padding adds."""
+    last = parts.last.embedding
+    stack = next(iter(parts.stacks))
+    if last.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
+        return
+    token = "source" if len(parts.stacks) == 2 else "tokens"
+    tokens, table = call.inputs[token], subject.values[parts.stacks[stack].embedding.position_table or ""]
+    looked_up = (
+        subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
+    )
+    rows = _rows(call, tokens, looked_up, table, last.scale, subject, parts)
+    if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
+        found.fields["position_count"] = "all"
+        return
+    found.fields["position_count"] = "visible"
+    pads = np.unique(tokens[rows == last.offset - 1])
+    if found.fields["padding"] == "token" and len(pads) == 1:
+        found.fields["pad_id"] = int(pads[0])
+        found.untold.pop("pad_id", None)
+
+
+def _rows(
+    call: Heard,
+    tokens: np.ndarray,
+    looked_up: np.ndarray,
+    table: np.ndarray,
+    scale: float,
+    subject: Subject,
+    parts: Parts,
+) -> np.ndarray | None:
+    """The row of the table of positions that is added to each token."""
+    plain = looked_up[tokens] * scale
+    type_table = next(iter(parts.stacks.values())).embedding.type_table
+    if type_table is not None:
+        plain = plain + subject.values[type_table][call.inputs["token_types"]]
+    for operation in call.operations:
+        if operation.value.size == plain.size:
+            left = operation.value.reshape(plain.shape) - plain
+            rows = position_rows(left, table)
+            if is_same(table[rows], left):
+                return rows
+    return None

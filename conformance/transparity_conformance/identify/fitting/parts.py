@@ -1,0 +1,238 @@
+"""One call of a module, taken apart: stacks, their sublayers and norms, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.mixture.experts import Experts, experts_in
+from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution, convolutions_in, grouped
+from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.identify.fitting.signals.embedding import frame_embedding, image_embedding
+from transparity_conformance.identify.fitting.stream import End, Stream, Walk
+from transparity_conformance.identify.fitting.structure import (
+    Attention,
+    FeedForward,
+    Mixer,
+    Sublayer,
+    softmaxes,
+    sublayers,
+)
+from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.values.embedding import Embedding, embedding
+from transparity_conformance.identify.fitting.values.linears import Linear, linears
+from transparity_conformance.identify.fitting.values.norms import Norms
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.values.pooling import Head, activation_between, choices
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """An encoder or a decoder: its embedding, its sublayers by our names, and its norms."""
+
+    name: str
+    embedding: Embedding
+    sublayers: Sequence[tuple[str, Sublayer]]
+    stream: Stream
+
+    @property
+    def layers(self) -> int:
+        return len({name.rpartition(".")[0] for name, _ in self.sublayers})
+
+    @property
+    def recurrences(self) -> list[tuple[str, Recurrence]]:
+        """The recurrences by our names."""
+        named = ((f"{name.rpartition('.')[0]}.recurrence", each) for name, each in self.sublayers)
+        return [(name, each) for name, each in named if isinstance(each, Recurrence)]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """What each layer begins with."""
+        return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
+
+    def attentions(self, kind: str = "self_attention") -> list[Attention]:
+        return [each for name, each in self.sublayers if name.endswith(kind) and isinstance(each, Attention)]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A call, taken apart."""
+
+    heard: Heard
+    stacks: dict[str, Stack]
+    head: Head
+    causal: bool
+
+    @property
+    def last(self) -> Stack:
+        return list(self.stacks.values())[-1]
+
+
+def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool = False) -> Parts:
+    """Take a call apart; raises `FitError` with the first thing that is none of ours.
+
+    Args:
+        causal: whether a lone stack's attention sees no later token.
+        keys_first: whether keys are made before queries.
+    """
+    values, inputs, tokens = subject.values, heard.inputs, subject.inputs
+    lengths = list(heard.lengths.values())
+    embeddings = {name: _embedding(subject, heard, name) for name in tokens}
+    width = embeddings[tokens[0]].value.shape[1]
+    batch = len(inputs[tokens[0]])
+    front = {name for each in embeddings.values() for name in each.used}
+    maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
+    weights = softmaxes(heard.operations, batch, lengths)
+    experts = experts_in(maps, heard.operations, values)
+    maps = [one for one in maps if not any(one.name in each.names for each in experts)]
+    taken = front.union(*(each.names for each in experts))
+    over_time = _recurrences(subject, heard, maps, taken) if causal else []
+    found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
+    head = _head(rest, heard.output, width)
+    names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
+    split = _split(found, lengths)
+    biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
+    vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
+    named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
+    end = End(head.given(heard.output, width))
+    if head.is_pooled and len(end.value) == batch:
+        lone = inputs["tokens"] if tokens == ("tokens",) else None
+        end = End(end.value, tuple(choices(lone, batch, lengths[-1])))
+    embedded = [embeddings[token].value for token in tokens]
+    try:
+        streams = _streams(embedded, named, end, heard, Norms(vectors))
+    except FitError:
+        streams = _streams(embedded, named, end, heard, Norms(vectors, are_biasless=True))
+    stacks = {
+        name: Stack(name, embeddings[token], named[name], streams[name])
+        for name, token in zip(names, tokens, strict=True)
+    }
+    return Parts(heard, stacks, head, causal)
+
+
+def _streams(
+    embedded: Sequence[np.ndarray],
+    named: dict[str, list[tuple[str, Sublayer]]],
+    end: End,
+    heard: Heard,
+    norms: Norms,
+) -> dict[str, Stream]:
+    """The streams of all stacks, with norms at the same places."""
+    *memories, last = named
+    options: list[Stream | None] = [None]
+    for name in memories:
+        options = list(Walk(embedded[0], named[name], None, heard.operations).streams(norms))
+    for first in options:
+        used = {each for norm in first.norms.values() for each in norm.names} if first else set()
+        memory = None if first is None else first.output
+        walk = Walk(embedded[-1], named[last], end, heard.operations, memory)
+        for second in walk.streams(norms.having(used)):
+            if first is None:
+                return {last: second}
+            if all(
+                getattr(first, each) == getattr(second, each) for each in ("position", "embedding_norm", "final_norm")
+            ):
+                return {memories[0]: first, last: second}
+    raise FitError(
+        f"The sublayers of the {last} are connected by no residuals and norms of ours (norms before, behind or around "
+        "each sublayer; layer, RMS or batch norms)."
+    )
+
+
+def _recurrences(
+    subject: Subject, heard: Heard, maps: Sequence[Linear], taken: set[str]
+) -> list[tuple[list[Convolution], list[Linear]]]:
+    """The convolutions of every recurrence, and the maps of its input; what is used as a linear map, or `taken` by
+    other parts, is no kernel."""
+    used = taken | {one.name.partition("[")[0] for one in maps}
+    kernels = {name: value for name, value in subject.values.items() if name not in used}
+    batch, length = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())[-1]
+    return grouped(convolutions_in(heard.operations, kernels, batch, length), maps)
+
+
+def _embedding(subject: Subject, heard: Heard, name: str) -> Embedding:
+    if name == "pixels":
+        return image_embedding(heard, subject.values)
+    if name in subject.positions:
+        return frame_embedding(heard, subject.values)
+    types = heard.inputs.get("token_types") if name != "target" else None
+    return embedding(heard.operations, heard.inputs[name], types, subject.values)
+
+
+def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
+    """The sublayers of each stack: a feed-forward belongs to that of the attention before it."""
+    if len(lengths) == 1:
+        return [list(found)]
+    split: list[list[Sublayer]] = [[], []]
+    of = 0
+    for each in found:
+        if isinstance(each, Attention):
+            of = int(each.softmax.weights.shape[2] != lengths[0])
+        split[of].append(each)
+    return split
+
+
+def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
+    """The sublayers by our names; raises `FitError` unless every layer has an attention and a feed-forward."""
+    named: list[tuple[str, Sublayer]] = []
+    layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
+    has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
+    for each in found:
+        if has_none and position:
+            layer, position = layer + 1, 0
+        kind = "feed_forward"
+        if isinstance(each, Recurrence):
+            kind = "self_attention"
+        elif isinstance(each, Attention):
+            _, _, queries, keys = each.softmax.weights.shape
+            kind = "self_attention" if queries == keys and position == 0 else "cross_attention"
+        named.append((f"{stack}.layers.{layer}.{kind}", each))
+        position = kinds.index(kind) + 1
+        if kind == "feed_forward":
+            layer, position = layer + 1, 0
+    if (position and not has_none) or not found:
+        raise FitError(f"Layer {layer} of the {stack} has no feed-forward of two or three linear maps behind it.")
+    return named
+
+
+def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+    """The maps behind the last sublayer, and what the output is."""
+    last = rest[-1] if rest else None
+    if output.ndim == 2:
+        return _pooled_head(rest, output, embed_dim)
+    if last is None:
+        return Head("hidden")
+    if output.size == last.made.size:
+        return Head("logits", last)
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler, which the output is not made by
+        return Head("hidden")
+    raise FitError(
+        f"The output has the shape {output.shape}, and the last linear map makes {last.made.shape}; expected logits, "
+        "hidden states, classes or a pooled state."
+    )
+
+
+def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
+    """Return whether each row of the output is one of what a map makes, at all positions."""
+    if made.shape[1] != output.shape[1] or len(made) % len(output):
+        return False
+    own = zip(np.split(made, len(output)), output, strict=True)
+    return all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
+
+
+def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
+    """The head of one vector a row: a pooled state, or classes, with or without a pooler."""
+    for one in reversed(rest):
+        activation = activation_between(one, output)
+        if activation is not None:
+            return Head("pooled", pooler=one, activation=activation)
+        if is_same(one.made, output) or _has_rows(one.made, output):
+            before = rest[: rest.index(one)]
+            activation = activation_between(before[-1], one.given) if before else None
+            pooler = None if activation is None else before[-1]
+            return Head("classes", one, pooler, activation or "none")
+    if output.shape[1] == embed_dim:
+        return Head("pooled")
+    raise FitError(f"The output has the shape {output.shape}, and no linear map behind the last layer makes it.")

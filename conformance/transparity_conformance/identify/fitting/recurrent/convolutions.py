@@ -1,0 +1,125 @@
+"""Causal convolutions over time, one feature at a time, found by value: what they read, and what silu makes of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.arithmetic.functional import silu
+from transparity_numpy.recurrent.recurrence import causal_convolution
+
+NEAR = 16
+"""Operations from what a convolution reads to the silu of its result."""
+
+WIDEST = 16
+"""The most positions that a convolution may read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """A convolution with silu behind it."""
+
+    at: int
+    """The index of the operation that made its result."""
+    given: np.ndarray
+    """What it reads (batch, length, features)."""
+    made: np.ndarray
+    """Its result behind silu (batch, length, features)."""
+    kernel: np.ndarray
+    """(features, width)."""
+    bias: np.ndarray | None
+    names: tuple[str, ...]
+    """Of its parameters."""
+
+
+def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+    """The parameters that may be kernels, as (features, width): of PyTorch (features, 1, width), of flax (width, 1,
+    features), or matrices. A narrow model may have fewer features than positions, so that both orders are tried."""
+    for name, value in values.items():
+        matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
+        if matrix.ndim != 2:
+            continue
+        for kernel in sorted((matrix, matrix.T), key=lambda each: each.shape[1]):
+            if kernel.shape[1] <= WIDEST or value.ndim > 2:
+                yield name, kernel
+
+
+def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:
+    """Every convolution of a call, in the order of the operations."""
+    found = []
+    rows = functools.cache(lambda features: _rows_of(operations, (batch, length, features)))
+    for name, kernel in kernels_over_time(values):
+        vectors = {each: value for each, value in values.items() if value.shape == (len(kernel),)}
+        made = next(_uses(name, kernel, vectors, rows(len(kernel))), None)
+        if made is not None:
+            found.append(made)
+    return sorted(found, key=lambda each: each.at)
+
+
+def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
+    """The values of a size, as (batch, length, features), with the index of their operation: features are last, or
+    behind the batch."""
+    batch, length, features = shape
+    found: list[tuple[int, np.ndarray]] = []
+    for index, operation in enumerate(operations):
+        value = operation.value
+        if value.size != batch * length * features or value.ndim < 2:
+            continue
+        if value.shape[-1] == length != features:
+            value = value.reshape(batch, features, length).swapaxes(1, 2)
+        else:
+            value = value.reshape(shape)
+        if not found or not np.array_equal(found[-1][1], value):
+            found.append((index, value))
+    return found
+
+
+def _uses(
+    name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
+) -> Iterator[Convolution]:
+    """Where silu of a kernel's convolution is an operation."""
+    biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
+    for place, (_, given) in enumerate(rows):
+        # The first position reads itself alone: most of all pairs are told apart by it, at little cost.
+        begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
+        for index, made in rows[place + 1 : place + 1 + NEAR]:
+            for bias, begin in begins.items():
+                if is_same(begin, made[0, 0]) and is_same(_convolved(kernel, given, biases[bias]), made):
+                    names = (name, bias) if bias else (name,)
+                    yield Convolution(index, given, made, kernel, vectors.get(bias), names)
+
+
+def _convolved(kernel: np.ndarray, given: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    before = np.zeros((len(given), kernel.shape[1] - 1, given.shape[2]))
+    return silu(causal_convolution(kernel, given, before) + bias)
+
+
+def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
+    """The convolutions of each layer, with the maps of its input; raises `FitError` for one that reads no map's
+    results."""
+    groups: list[tuple[list[Convolution], list[Linear]]] = []
+    for each in found:
+        source = _source(each, maps)
+        if groups and any(source is one for one in groups[-1][1]):
+            groups[-1][0].append(each)
+            continue
+        groups.append(([each], [one for one in maps if is_same(one.given, source.given)]))
+    return groups
+
+
+def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
+    """The last map in front of a convolution that makes the first feature that this reads."""
+    first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
+    for one in reversed(maps):
+        is_before = one.at < convolution.at and len(one.made) == len(first)
+        if is_before and any(is_same(column, first) for column in one.made.T):
+            return one
+    raise FitError(f"The convolution of {convolution.names[0]} reads no features of a linear map; expected those.")

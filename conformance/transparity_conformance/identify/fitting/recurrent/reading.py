@@ -1,0 +1,106 @@
+"""The fields of recurrences, which all layers with one share, and the kinds of layers where others attend."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import FULL, repeating
+from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
+from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.values.numbers import is_same, settle
+from transparity_numpy.transformer import transformer
+
+LINEAR = "linear_attention"
+"""The kind of a layer with a recurrence, as Qwen3-Next calls it."""
+
+
+def read_recurrences(
+    found: Found, subject: Subject, heard: Heard, named: Sequence[tuple[str, Recurrence]], mixers: Sequence[object]
+) -> None:
+    """Add the fields and parameters of recurrences, if there are any.
+
+    Args:
+        found, subject: what is known, and the module.
+        heard: the call.
+        named: the recurrences by our names.
+        mixers: what each layer begins with: one of them, or attention.
+    """
+    if not named:
+        return
+    every = [(name, taken_apart(each, heard.operations, subject.values)) for name, each in named]
+    first = every[0][1].fields
+    for name, taken in every[1:]:
+        differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
+        if differ:
+            raise FitError(f"{name} has another {differ[0]} ({taken.fields[differ[0]]}) than the first recurrence.")
+    has_bias = any(taken.fields["recurrent_bias"] for _, taken in every)
+    found.fields |= {**first, "recurrent_bias": has_bias, **_bounds(found, [taken for _, taken in every])}
+    for name, taken in every:
+        found.parameters |= {f"{name}.{leaf}": value for leaf, value in taken.parameters.items()}
+        for role, linear in taken.linears.items():
+            found.put(f"{name}.{role}", linear, bias=has_bias)
+        found.used |= taken.used
+    _kinds(found, mixers, first["mixer"])
+
+
+def _bounds(found: Found, every: list[Taken]) -> dict[str, Any]:
+    """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
+    step = np.concatenate([each.step.ravel() for each in every])
+    bounded = np.concatenate([each.bounded.ravel() for each in every])
+    fields: dict[str, Any] = {"time_step_least": 0.0, "time_step_most": None}
+    for name, bound, is_beyond in (
+        ("time_step_least", float(bounded.min()), step < bounded.min() * (1 - 1e-3)),
+        ("time_step_most", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
+    ):
+        if is_beyond.any():
+            fields[name] = settle(bound, functools.partial(_apart, bound), (), "float32")
+        else:
+            side = "short" if name == "time_step_least" else "long"
+            found.untold[name] = f"no time step is so {side} that a bound shows"
+    return fields
+
+
+def _apart(bound: float, tried: float) -> float:
+    return abs(tried / bound - 1)
+
+
+def _kinds(found: Found, mixers: Sequence[object], mixer: str) -> None:
+    """The kinds of layers with and without a recurrence."""
+    types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
+    if FULL not in types:
+        return
+    if "layer_types" in found.fields:
+        raise FitError("Layers differ both in their windows and in that some have a recurrence; expected one of them.")
+    unwindowed = {"sliding_window": None} if found.fields.get("sliding_window") is not None else {}
+    found.fields |= {
+        "mixer": "attention",
+        "layer_types": repeating(types),
+        "layer_overrides": {LINEAR: {"mixer": mixer, **unwindowed}},
+    }
+
+
+def read_masks_of_recurrences(found: Found, subject: Subject, calls: Sequence[Heard]) -> None:
+    """Add the fields of padding of a model without attention: those with which the reference has the outputs of all
+    calls."""
+    reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
+    found.untold |= {**reasons, "sliding_window": "no layer has scores"}
+    options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []
+    pads = [
+        {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
+    ]
+    for fields in (*options, {"padding": "token"}, *pads):
+        tried = Found({**found.fields, **fields}, found.parameters)
+        given: list[dict[str, Any]] = [dict(call.inputs) for call in calls]
+        made = (transformer(tried.config(), tried.parameters, **each) for each in given)
+        if all(is_same(each, call.output) for each, call in zip(made, calls, strict=True)):
+            found.fields |= fields
+            break
+    if "pad_id" not in found.fields:
+        found.untold["pad_id"] = "no token is masked as padding"
+    if found.fields.get("padding") == "attention-mask":
+        found.untold["target_mask"] = "an attention_mask applies with both"

@@ -1,0 +1,128 @@
+"""The front end of an encoder of images or of audio, by value: patches or convolutions, a class token, positions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.signals.kernels import TAPS, Kernel, convolutions, patch_kernels
+from transparity_conformance.identify.fitting.subject import ForeignError, Heard
+from transparity_conformance.identify.fitting.values.embedding import Embedding, positioned, sums_of
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.feed_forward import ACTIVATIONS
+
+
+def image_embedding(heard: Heard, values: Arrays) -> Embedding:
+    """What a module makes of images, in front of its first layer."""
+    pixels = heard.inputs["pixels"].astype(np.float64)
+    for kernel in patch_kernels(values):
+        if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
+            continue
+        made = kernel.cut(pixels) @ kernel.matrix.T
+        for bias in _biases(made, heard.operations, values):
+            patches = made if bias is None else made + values[bias]
+            found = _with_class_token(kernel, bias, patches, heard.operations, values)
+            if found is not None:
+                return found
+    raise ForeignError(
+        "No operation is a linear map of square patches of the image, of which the sum with positions (behind a class "
+        "token, if there is one) is what the first layer reads."
+    )
+
+
+def _with_class_token(
+    kernel: Kernel, bias: str | None, patches: np.ndarray, operations: Sequence[Operation], values: Arrays
+) -> Embedding | None:
+    """The embedding of patches, alone or behind one of the module's vectors."""
+    width = patches.shape[-1]
+    others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
+    vectors = [name for name, each in others.items() if each.size == width]
+    parameters = {"patch_projection.weight": kernel.matrix}
+    parameters |= {} if bias is None else {"patch_projection.bias": values[bias]}
+    fields = {"patch_size": kernel.patch, "image_channels": kernel.channels, "patch_bias": bias is not None}
+    for name in (*vectors, None):
+        token = () if name is None else (np.broadcast_to(values[name].reshape(width), (len(patches), 1, width)),)
+        x = np.concatenate([*token, patches], axis=1)
+        own = {} if name is None else {"class_embedding.weight": values[name].reshape(1, width)}
+        tables = {each: value for each, value in tables_of(others, width).items() if each != name}
+        found = positioned(kernel.name, sums_of(operations, x, np.zeros_like(x), is_scaled=False), tables)
+        if found is not None:
+            used = tuple(each for each in (kernel.name, bias, name) if each is not None)
+            return found.of_signal(parameters | own, fields | {"class_token": name is not None}, used)
+    return None
+
+
+def frame_embedding(heard: Heard, values: Arrays) -> Embedding:
+    """What a module makes of frames of audio, in front of the encoder's first layer."""
+    frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
+    kernels = list(convolutions(values))
+    for (first, one), (second, other) in itertools.permutations(kernels, 2):
+        if one.shape[1] != frames.shape[2] or other.shape[1] != len(one):
+            continue
+        for x, before in _behind(frames, one, 1, heard.operations, values):
+            for y, behind in _behind(x, other, 2, heard.operations, values):
+                names = (first, second, before, behind)
+                tables = tables_of({each: value for each, value in values.items() if each not in names}, y.shape[-1])
+                found = positioned(first, sums_of(heard.operations, y, np.zeros_like(y), is_scaled=False), tables)
+                if found is not None:
+                    parameters = _parameters("first", one, values[before])
+                    parameters |= _parameters("second", other, values[behind])
+                    fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
+                    return found.of_signal(parameters, fields, names)
+    raise ForeignError(
+        "The frames of audio go through no two convolutions over time of width 3, each with a bias and GELU behind it, "
+        "the second of stride 2, to which positions are added; expected those of Whisper."
+    )
+
+
+def _behind(
+    x: np.ndarray, kernel: np.ndarray, stride: int, operations: Sequence[Operation], values: Arrays
+) -> Iterator[tuple[np.ndarray, str]]:
+    """GELU of a convolution of `x`, where an operation has it, and the name of its bias."""
+    matrix = kernel.reshape(len(kernel), -1)
+    plain = _convolved(x, matrix, stride)
+    for bias in _biases(plain, operations, values):
+        if bias is not None:
+            yield ACTIVATIONS["gelu"](plain + values[bias]), bias
+
+
+def _convolved(x: np.ndarray, matrix: np.ndarray, stride: int) -> np.ndarray:
+    """The sum alone of a convolution, of which the activation is left to the caller."""
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(TAPS)], axis=-1)
+    result: np.ndarray = neighbours.reshape(*neighbours.shape[:2], -1) @ matrix.T
+    return result
+
+
+def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
+    """A convolution's parameters by our names."""
+    return {f"{which}_convolution.weight": kernel.reshape(len(kernel), -1), f"{which}_convolution.bias": bias}
+
+
+def _biases(plain: np.ndarray, operations: Sequence[Operation], values: Arrays) -> Iterator[str | None]:
+    """What may be added to a map's result (batch, length, features) by an operation: a vector, or nothing."""
+    vectors = {name: value for name, value in values.items() if value.shape == plain.shape[-1:]}
+    seen: set[str | None] = set()
+    for operation in operations:
+        for value in _as_rows(operation.value, plain.shape):
+            if is_same(plain, value):
+                seen.add(None)
+            seen.update(name for name, vector in vectors.items() if is_same(plain + vector, value))
+    yield from sorted(seen, key=lambda name: name is None)
+
+
+def _as_rows(value: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """A value as (batch, length, features), if it has as many numbers, with its features last or behind the batch."""
+    batch, length, features = shape
+    if value.size == batch * length * features:
+        yield value.reshape(shape)
+        yield value.reshape(batch, features, length).swapaxes(1, 2)
+
+
+def tables_of(values: Arrays, width: int) -> Arrays:
+    """The parameters that may be tables of positions, without axes of one row in front."""
+    return {name: value.reshape(-1, width) for name, value in values.items() if value.shape[-1:] == (width,)}

@@ -1,0 +1,276 @@
+"""The sublayers of a module, from its linear maps: projections before a softmax, one behind it, and a feed-forward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.mixture.experts import Experts
+from transparity_conformance.identify.fitting.recurrent.columns import Columns
+from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
+from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
+from transparity_conformance.identify.fitting.values.scores import Softmax
+from transparity_conformance.listening.operation import Operation
+from transparity_numpy.arithmetic.functional import sigmoid
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """An attention: its weights, and its four maps."""
+
+    softmax: Softmax
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    begins: int
+    """The index of the first operation that may belong to it."""
+    gate: Linear | None = None
+    """The map of which a sigmoid multiplies the context."""
+    packed: tuple[str, ...] = ()
+    """The module's names of the parameters that hold it beside the query and the key."""
+
+    @property
+    def given(self) -> np.ndarray:
+        """What it reads (rows, width)."""
+        return self.query.given
+
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        """Its output, with the index of its operation."""
+        return self.output.at, self.output.made
+
+    @property
+    def heads(self) -> int:
+        return self.softmax.weights.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.output.weight.shape[1] // self.heads
+
+    @property
+    def is_shared_per_head(self) -> bool:
+        """Return whether one map serves every head."""
+        return self.heads > 1 and self.query.weight.shape == (self.head_dim, self.head_dim) != self.output.weight.shape
+
+    def split(self, linear: Linear) -> np.ndarray:
+        """A projection as (batch, heads, length, head_dim)."""
+        batch, _, queries, keys = self.softmax.weights.shape
+        length = queries if linear is self.query else keys
+        return linear.made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """A feed-forward: one or two maps up, and one down."""
+
+    ups: tuple[Linear, ...]
+    down: Linear
+
+    @property
+    def given(self) -> np.ndarray:
+        """What it reads (rows, width)."""
+        return self.ups[0].given
+
+    @property
+    def result(self) -> tuple[int, np.ndarray]:
+        """Its output, with the index of its operation."""
+        return self.down.at, self.down.made
+
+
+Mixer = Attention | Recurrence
+"""What a layer begins with."""
+
+Sublayer = Mixer | FeedForward | Experts
+
+Anchor = Softmax | tuple[list[Convolution], list[Linear]]
+"""That by which a mixer is found: the weights of attention; or the convolutions of a recurrence and its maps."""
+
+
+def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
+    """The weights of every attention: rows of numbers from 0 to 1 with the sum 1, over as many keys as tokens."""
+    found: list[Softmax] = []
+    copies: set[int] = set()
+    for index, operation in enumerate(operations):
+        value = operation.value
+        if copies & set(operation.inputs) and is_same(found[-1].weights, value):
+            copies.add(index)
+            continue
+        if value.ndim < 3 or value.shape[-1] not in lengths or value.shape[-2] not in lengths:
+            continue
+        if value.size % (batch * value.shape[-1] * value.shape[-2]) or value.min() < 0:
+            continue
+        if np.abs(value.sum(-1) - 1).max() > SAME:
+            continue
+        copies = {index}
+        found.append(Softmax(index, value.reshape(batch, -1, *value.shape[-2:])))
+    return found
+
+
+def before(found: Sequence[Softmax], one: Softmax) -> int:
+    """The index of the first operation behind the softmax before `one`."""
+    place = found.index(one)
+    return found[place - 1].at + 1 if place else 0
+
+
+def sublayers(
+    maps: Sequence[Linear],
+    weights: Sequence[Softmax],
+    width: int,
+    *,
+    keys_first: bool,
+    recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
+    experts: Sequence[Experts] = (),
+) -> tuple[list[Sublayer], list[Linear]]:
+    """The sublayers in the order in which they run, and the maps behind the last.
+
+    Args:
+        maps: every use of a linear map, in order.
+        weights: those of every attention, in order.
+        width: the features of a token.
+        keys_first: whether keys are made before queries where their shapes do not tell.
+        recurrences: the convolutions of every recurrence, and the maps of its input.
+        experts: those behind every router.
+    """
+    found: list[Sublayer] = []
+    routed = {each.router: each for each in experts}
+    unsorted: list[Anchor] = [*weights, *recurrences]
+    anchors = sorted(unsorted, key=_end_of)
+    ends = [_end_of(each) for each in anchors]
+    cuts = [-1, *ends, float("inf")]
+    between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
+    projections: list[Linear] = between[0]
+    for anchor, behind in zip(anchors, between[1:], strict=True):
+        if not behind or not projections:
+            raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
+        begins = min(one.at for one in projections)
+        if isinstance(anchor, Softmax):
+            found.append(_attention(anchor, projections, behind[0], begins, keys_first=keys_first))
+        else:
+            found.append(Recurrence(*anchor, behind[0], begins))
+        feed, projections = _feed_forward(behind[1:], width, routed, is_last=anchor is anchors[-1])
+        found += feed
+    return found, projections
+
+
+def _end_of(anchor: Anchor) -> int:
+    """The index of the operation behind which a mixer's output map is."""
+    if isinstance(anchor, Softmax):
+        return anchor.at
+    convolutions, maps = anchor
+    return max(*(each.at for each in convolutions), *(each.at for each in maps))
+
+
+_FORMS = "separate maps, or one for query, key and value in this order, are understood."
+
+
+def _feed_forward(
+    rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
+) -> tuple[list[Sublayer], list[Linear]]:
+    """The feed-forward at the beginning of the maps between two attentions, or the experts of a router there, if there
+    is one, and the maps behind it."""
+    if rest and rest[0] in routed:
+        return [routed[rest[0]]], list(rest[1:])
+    groups = [list(group) for group in _of_one_input(rest)]
+    is_feed = len(groups) > (1 if is_last else 2) and len(groups[0]) <= 2 and len(groups[1]) == 1
+    if not is_feed or groups[1][0].weight.shape[0] != width:
+        return [], list(rest)
+    ups, (down,) = groups[0], groups[1]
+    inner = down.weight.shape[1]
+    if len(ups) == 1 and ups[0].weight.shape[0] == 2 * inner:
+        ups = [ups[0].part(0, inner), ups[0].part(inner, 2 * inner)]
+    return [FeedForward(tuple(ups), down)], list(itertools.chain(*groups[2:]))
+
+
+def _of_one_input(maps: Sequence[Linear]) -> list[list[Linear]]:
+    groups: list[list[Linear]] = []
+    for one in maps:
+        if groups and is_same(groups[-1][0].given, one.given):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _attention(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention:
+    """An attention, with its projections told apart: the values are those that its weights sum to its context."""
+    heads = softmax.weights.shape[1]
+    if output.weight.shape[1] % heads:
+        raise FitError(f"An attention has {heads} heads and {output.weight.shape[1]} features of context; {_FORMS}")
+    try:
+        return _plain_attention(softmax, projections, output, begins, keys_first=keys_first)
+    except FitError:
+        gated = _gated(softmax, projections, output, begins, keys_first=keys_first)
+        if gated is None:
+            raise
+        return gated
+
+
+def _plain_attention(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention:
+    """An attention whose context is read as it is by the output."""
+    heads = softmax.weights.shape[1]
+    separate = _separate(list(projections), output.weight.shape[1])
+    for value in reversed(separate):
+        query, key = (one for one in separate if one is not value)
+        if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
+            query, key = key, query
+        made = Attention(softmax, query, key, value, output, begins)
+        if value.made.shape[-1] % made.head_dim == 0 and is_same(_context(made), output.given):
+            return made
+    raise FitError(f"The context of an attention with {heads} heads is no sum of a projection's values; {_FORMS}")
+
+
+def _gated(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
+) -> Attention | None:
+    """An attention whose context is multiplied by the sigmoid of a map of its input; None if it has no such gate."""
+    for value in reversed(projections):
+        rest = [one for one in projections if one is not value]
+        made = Attention(softmax, value, value, value, output, begins)
+        context = _context(made) if value.made.shape[-1] % made.head_dim == 0 else np.empty(0)
+        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) != 1:
+            continue
+        columns = Columns(rest)
+        chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))
+        if chosen is None:
+            continue
+        gate, left = columns.linear(chosen), columns.without(chosen)
+        wide = output.weight.shape[1]
+        keys = len(left) - wide
+        ends = (slice(keys, None), slice(0, keys)) if keys_first else (slice(0, wide), slice(wide, None))
+        query, key = (columns.linear(left[at]) for at in ends)
+        names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
+        return Attention(softmax, query, key, value, output, begins, gate, names)
+    return None
+
+
+def _separate(maps: list[Linear], width: int) -> list[Linear]:
+    """Query, key and value of fused maps."""
+    if len(maps) == 1:
+        rest = (maps[0].weight.shape[0] - width) // 2
+        ends = (0, width, width + rest, width + 2 * rest)
+        return [maps[0].part(begin, end) for begin, end in itertools.pairwise(ends)]
+    if len(maps) == 2:
+        half = maps[1].weight.shape[0] // 2
+        return [maps[0], maps[1].part(0, half), maps[1].part(half, 2 * half)]
+    if len(maps) != 3:
+        raise FitError(f"{len(maps)} linear maps were found in front of a softmax, where three were expected; {_FORMS}")
+    return maps
+
+
+def _context(attention: Attention) -> np.ndarray:
+    value = attention.split(attention.value)
+    if not value.shape[1] or attention.heads % value.shape[1]:
+        return np.empty(0)
+    mixed = attention.softmax.weights @ value.repeat(attention.heads // value.shape[1], axis=1)
+    return mixed.swapaxes(1, 2)

@@ -1,0 +1,188 @@
+"""The embedding, found by value: its tables, the scale of the tokens, and the positions that are added."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import RopeLayout, Timescales
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same, settle
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.embeddings import sinusoidal_positions
+
+USUAL_THETA = (10_000.0,)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """What a stack does with its tokens, patches or frames, and the result (rows, width)."""
+
+    table: str
+    """The table of tokens, or the first parameter of what reads an image or audio."""
+    scale: float
+    value: np.ndarray
+    positions: str = "none"
+    position_table: str | None = None
+    offset: int = 0
+    theta: float = USUAL_THETA[0]
+    layout: RopeLayout = "interleaved"
+    timescales: Timescales = "exclusive"
+    type_table: str | None = None
+    left: np.ndarray | None = None
+    """What is added to the tokens, (batch, length, width)."""
+    parameters: Arrays = field(default_factory=dict)
+    """Of what reads an image or audio in place of tokens, by our names without the stack's."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of the same, the fields of the configuration."""
+    used: tuple[str, ...] = ()
+    """Of the same, the module's own names."""
+
+    @property
+    def reads_tokens(self) -> bool:
+        return not self.fields
+
+    def of_signal(self, parameters: Arrays, fields: Mapping[str, Any], used: tuple[str, ...]) -> Embedding:
+        """The same of an image or audio."""
+        return dataclasses.replace(self, parameters=parameters, fields=fields, used=used)
+
+    def length(self, batch: int) -> int:
+        """The positions of each of as many rows."""
+        return len(self.value) // batch
+
+
+def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
+    """The table whose rows at `tokens` are the value of an operation."""
+    for name, table in values.items():
+        if table.ndim == 2 and len(table) > tokens.max():
+            looked_up = table[tokens]
+            if any(each.value.shape[-1:] == table.shape[1:] and is_same(each.value, looked_up) for each in operations):
+                return name
+    return None
+
+
+def embedding(
+    operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
+) -> Embedding:
+    """The embedding of `tokens` among the operations in front of the first attention."""
+    table = table_of(operations, tokens, values)
+    if table is None:
+        raise FitError("No table of the state dict has rows that are looked up by the tokens; it should have one.")
+    type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
+    looked_up = values[table][tokens]
+    added = values[type_table][types] if type_table else np.zeros_like(looked_up)
+    others = {name: each for name, each in values.items() if name not in (table, type_table)}
+    sums = list(sums_of(operations, looked_up, added))
+    if not sums:
+        raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
+    made = positioned(table, sums, others, type_table)
+    if made is not None:
+        return made
+    for *_, left in reversed(sums):
+        _refuse_scaled(left[0], others)
+    raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
+
+
+Sum = tuple[np.ndarray, float, np.ndarray]
+"""A value, the factor of the tokens' rows in it, and what is left."""
+
+
+def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
+    """The last of the sums of which the rest is nothing, sinusoids, or rows of one of the `others`; None if none is."""
+    for value, scale, left in reversed(list(sums)):
+        plain = Embedding(table, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
+        if is_same(value, value - left):
+            return plain
+        made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
+        if made is not None:
+            return made
+    return None
+
+
+def sums_of(
+    operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
+) -> Iterator[Sum]:
+    """Sums of the tokens' rows and what depends on positions alone: the sum, the rows' factor, and the rest.
+
+    A factor that is neither 1 nor the root of the width is found by how the rows of a batch differ, which positions do
+    not change; without `is_scaled`, it is 1.
+    """
+    across = looked_up - looked_up.mean(0)
+    for operation in operations:
+        if operation.value.size != looked_up.size:
+            continue
+        value = operation.value.reshape(looked_up.shape)
+        floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
+        fitted = float((differing * across).sum() / (across * across).sum())
+        if np.abs(fitted * across).max() <= floor:  # zeros, or positions alone
+            continue
+
+        def error(factor: float, differing: np.ndarray = differing) -> float:
+            return difference(across * factor, differing)
+
+        for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted) if is_scaled else (1.0,):
+            left = value - looked_up * scale - added
+            # what is the same at every position is the mean of a norm, and no position
+            is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
+            if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
+                yield value, settle(scale, error) if scale is fitted else scale, left
+                break
+
+
+def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Embedding]:
+    for name, table in values.items():
+        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
+            for offset in range(len(table) - len(left) + 1):
+                if is_same(table[offset], left[0]) and is_same(table[offset : offset + len(left)], left):
+                    yield dataclasses.replace(plain, positions="learned", position_table=name, offset=offset)
+
+
+def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
+    """Raise `FitError` if positions are a multiple of a table's rows, which no configuration has."""
+    for name, table in values.items():
+        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
+            rows = table[: len(left)]
+            factor = float((rows * left).sum() / (rows * rows).sum())
+            if is_same(factor * rows, left):
+                raise FitError(
+                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; expected "
+                    "positions that are added as they are: multiply the table itself, or leave the factor out."
+                )
+
+
+def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
+    length, width = left.shape
+    found: list[tuple[int, float, RopeLayout, Timescales]] = []
+    layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
+    scales: tuple[Timescales, ...] = ("exclusive", "inclusive") if width > 2 else ("exclusive",)
+    for layout, timescales in itertools.product(layouts if width % 2 == 0 and length > 1 else (), scales):
+        both = left[1].reshape(-1, 2).T if layout == "interleaved" else left[1].reshape(2, -1)
+        angles = np.arctan2(both[0], both[1])
+
+        def error(theta: float, layout: RopeLayout = layout, timescales: Timescales = timescales) -> float:
+            return difference(sinusoidal_positions(length, width, theta, layout, timescales), left)
+
+        steps = np.arange(1, len(angles))
+        whole = width if timescales == "exclusive" else width - 2
+        estimates = np.abs(angles[1:]) ** (-whole / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
+        best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
+        theta = settle(best, error, USUAL_THETA, "float32")
+        if error(theta) <= SAME:  # the timescales of both kinds are the same with another theta
+            found.append((digits(theta), theta, layout, timescales))
+    if not found:
+        return None
+    _, theta, layout, timescales = min(found, key=lambda each: each[0])
+    return dataclasses.replace(plain, positions="sinusoidal", theta=theta, layout=layout, timescales=timescales)
+
+
+def position_rows(left: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The row of `table` that is added at each token, (batch, length)."""
+    distances = ((left[:, :, None] - table[None, None]) ** 2).sum(-1)
+    rows: np.ndarray = distances.argmin(-1)
+    return rows

@@ -1,0 +1,144 @@
+"""The linear maps of a module, found by value: which operation is the product of which other and which parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """One use of a linear map: x Wᵀ + b."""
+
+    at: int
+    """The index of the operation that made its result."""
+    given: np.ndarray
+    """x (rows, features in)."""
+    made: np.ndarray
+    """The result (rows, features out)."""
+    weight: np.ndarray
+    """W (features out, features in)."""
+    name: str
+    bias: np.ndarray | None = None
+    bias_name: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.made.size
+
+    def part(self, begin: int, end: int) -> Linear:
+        """The same map to some of its features."""
+        bias = None if self.bias is None else self.bias[begin:end]
+        return Linear(
+            self.at, self.given, self.made[:, begin:end], self.weight[begin:end], self.name, bias, self.bias_name
+        )
+
+
+def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
+    """Every use of a matrix of `values`, or of a part of a packed one, in the order of the operations.
+
+    The rows of inputs and results are those of a batch first, however the module orders them.
+    """
+    matrices = {name: value for name, value in values.items() if value.ndim == 2} | _by_heads(values)
+    vectors = {name: value for name, value in values.items() if value.ndim == 1}
+    if any(value.ndim == 3 for value in values.values()):
+        vectors |= {name: value.reshape(-1) for name, value in values.items() if value.ndim == 2}
+    for name, matrix in list(matrices.items()):
+        matrices |= _parts(name, matrix, matrix.shape[1])
+        vectors |= _parts(name, vectors.get(name.replace("weight", "bias"), np.empty(0)), matrix.shape[1])
+    found: list[Linear] = []
+    for index, operation in enumerate(operations):
+        given = [operations[i].value for i in dict.fromkeys(operation.inputs)]
+        one = next(_products(index, operation.value, given, matrices, vectors), None)
+        if one is not None:
+            whole = one if one.bias is not None else _with_bias(one, operations, vectors)
+            found.append(_batch_first(whole, operations[: index + 1], batch))
+    return found
+
+
+def _by_heads(values: Mapping[str, np.ndarray]) -> Arrays:
+    """Maps that are kept as (in, heads, head_dim), or as (heads, head_dim, out), as matrices."""
+    heads = {name: value for name, value in values.items() if value.ndim == 3}
+    into = {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}
+    return into | {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
+
+
+def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
+    """The query, the key and value together, and each of them, of a parameter that packs all three."""
+    if value.shape[0] != 3 * width:
+        return {}
+    ends = ((0, 1), (1, 3), (1, 2), (2, 3))
+    return {f"{name}[{begin}:{end}]": value[begin * width : end * width] for begin, end in ends}
+
+
+def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
+    """The map with its rows in the order of a batch first, where an operation shows that they are not."""
+    for operation in reversed(operations):
+        shape = operation.value.shape
+        if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
+            continue
+        if is_same(operation.value, linear.given):
+            if shape[0] == batch:
+                return linear
+            given, made = (
+                rows.reshape(shape[0], batch, -1, rows.shape[1]).swapaxes(0, 1).reshape(rows.shape)
+                for rows in (linear.given, linear.made)
+            )
+            return dataclasses.replace(linear, given=given, made=made)
+    return linear
+
+
+def _products(
+    index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
+) -> Iterator[Linear]:
+    for x in given:
+        for name, matrix in matrices.items():
+            for weight in (matrix, matrix.T):
+                out, into = weight.shape
+                if x.size % into or made.size * into != x.size * out or not _is_last(x, into):
+                    continue
+                rows, results = x.reshape(-1, into), made.reshape(-1, out)
+                few = [0, len(rows) // 2, len(rows) - 1]
+                left = results[few] - rows[few] @ weight.T
+                if not is_same(left - left[0] + 1, np.ones_like(left)):
+                    continue
+                bias_name = _bias(left.mean(0), vectors)
+                if bias_name is None and not is_same(left + 1, np.ones_like(left)):
+                    continue
+                bias = None if bias_name is None else vectors[bias_name]
+                if is_same(results, rows @ weight.T + (0 if bias is None else bias)):
+                    yield Linear(index, rows, results, weight, name, bias, bias_name)
+
+
+def _is_last(x: np.ndarray, features: int) -> bool:
+    """Return whether rows of so many features are whole rows of x, or of its last two axes."""
+    return x.shape[-1] % features == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == features)
+
+
+def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
+    return next(
+        (name for name, vector in vectors.items() if vector.shape == left.shape and is_same(vector, left)), None
+    )
+
+
+def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays) -> Linear:
+    """The map with a bias that a later operation adds, if one does."""
+    own = {linear.at}
+    for index in range(linear.at + 1, min(linear.at + 6, len(operations))):
+        operation = operations[index]
+        if not own & set(operation.inputs) or operation.value.size != linear.made.size:
+            continue
+        made = operation.value.reshape(linear.made.shape)
+        left = made - linear.made
+        if is_same(made, linear.made):
+            own.add(index)
+        elif is_same(left - left[0] + 1, np.ones_like(left)) and (name := _bias(left[0], vectors)):
+            return Linear(index, linear.given, made, linear.weight, linear.name, vectors[name], name)
+    return linear

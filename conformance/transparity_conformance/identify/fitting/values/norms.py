@@ -1,0 +1,183 @@
+"""Norms, found by value: which vectors turn one value into another, and by which kind of norm and which eps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
+
+USUAL_EPS = (1e-5, 1e-6, 1e-12)
+"""The eps of the families and of most frameworks."""
+
+
+RUNNING = "running"
+"""In the names of the statistics of a batch norm."""
+
+Candidate = tuple[tuple[str, ...], str, str]
+"""The names of the vectors of a norm, its gain and its kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm from x to its result: result = r · c · gain + bias, with c either x or x less its mean."""
+
+    names: tuple[str, ...]
+    """Of the vectors: weight, bias, running mean, running variance."""
+    gain: str
+    kind: str
+    """`rms`, `batch`, or `centred` for a layer norm of either kind."""
+    x: np.ndarray
+    factors: np.ndarray
+    """r of every row; of every feature for a batch norm."""
+    variance: np.ndarray | None = None
+    """The running variance of a batch norm."""
+
+    def size(self) -> float:
+        """The typical size of r · c, which is 1 for a norm with a small eps."""
+        if self.kind == "batch":
+            assert self.variance is not None
+            return float(np.median(np.abs(self.factors) * np.sqrt(self.variance)))
+        centre = self.x if self.kind == "rms" else self.x - self.x.mean(-1, keepdims=True)
+        return float(np.median(np.abs(self.factors) * np.sqrt((centre**2).mean(-1))))
+
+
+@dataclass
+class Norms:
+    """The vectors that may belong to norms of one width."""
+
+    vectors: Mapping[str, np.ndarray]
+    used: set[str] = field(default_factory=set)
+    are_biasless: bool = False
+    """Whether a layer norm may have no bias; one with a bias then looks like it on its way."""
+
+    def having(self, used: set[str]) -> Norms:
+        """The same vectors, of which these belong to other norms."""
+        return Norms(self.vectors, set(used), self.are_biasless)
+
+    def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
+        """The norm that turns `x` into `made` (rows, width); None if there is none."""
+        few = np.linspace(0, len(x) - 1, 4).astype(int)
+        candidates = list(self._candidates())
+        errors = self._errors(x[few], made[few], candidates)
+        if not len(errors) or errors.min() > SAME:
+            return self._batch(x, made)
+        best = candidates[int(errors.argmin())]
+        if self._errors(x, made, [best])[0] > SAME:
+            return None
+        return Norm(best[0], best[1], best[2], x, self._factors(x, made, *best))
+
+    def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
+        """Every norm of `x` among `values` (each rows, width), with its result."""
+        for made in values:
+            if made is not x and (norm := self.between(x, made)):
+                yield norm, made
+
+    def _candidates(self) -> Iterator[Candidate]:
+        names = [name for name in self.vectors if name not in self.used]
+        pairs = [pair for two in itertools.pairwise(names) for pair in (two, two[::-1])]
+        for gain in ("weight", "one-plus-weight"):
+            for name in names:
+                yield (name,), gain, "rms"
+                if self.are_biasless:
+                    yield (name,), gain, "centred"
+            for pair in pairs:
+                yield pair, gain, "centred"
+
+    def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
+        """How far each candidate is from turning `x` into `made`, as `difference`: all at once, for there are many."""
+        if not candidates:
+            return np.empty(0)
+        toward, left = self._parts(x, made, candidates)
+        factors = _projected(toward, left)
+        scale = np.maximum(np.abs(toward * factors).max((1, 2)), np.abs(left).max((1, 2)))
+        errors = np.abs(toward * factors - left).max((1, 2)) / np.where(scale > 0, scale, 1)
+        return np.where(np.isfinite(errors), errors, np.inf)
+
+    def _factors(self, x: np.ndarray, made: np.ndarray, names: tuple[str, ...], gain: str, kind: str) -> np.ndarray:
+        factors: np.ndarray = _projected(*self._parts(x, made, [(names, gain, kind)]))[0, :, 0]
+        return factors
+
+    def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
+        """For each candidate (candidates, rows, width): c · gain, and the result less the bias."""
+        gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
+        none = np.zeros(x.shape[1])
+        biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
+        is_rms = np.array([kind == "rms" for *_, kind in candidates])
+        centres = np.where(is_rms[:, None, None], x, x - x.mean(-1, keepdims=True))
+        return centres * gains[:, None], made - biases[:, None]
+
+    def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
+        """The batch norm that turns `x` into `made`: of weight and bias, and of running statistics, side by side."""
+        centre, target = x.mean(0), made.mean(0)
+        squares = ((x - centre) ** 2).sum(0)
+        slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
+        if difference(slopes * (x - centre) + target, made) > SAME:  # no feature's affine map
+            return None
+        unused = [name for name in self.vectors if name not in self.used]
+        pairs = list(itertools.pairwise(name for name in unused if RUNNING not in name))
+        running = list(itertools.pairwise(name for name in unused if RUNNING in name))
+        for pair, statistics, gain in itertools.product(pairs, running, ("weight", "one-plus-weight")):
+            weight, bias, mean, variance = (self.vectors[name] for name in (*pair, *statistics))
+            factors = slopes / (weight + (gain != "weight"))
+            is_root = is_same(bias - slopes * mean, target - slopes * centre)
+            # of several pairs only the right one makes all deviations real
+            if is_root and (factors**-2 > variance * (1 - SAME)).all():
+                return Norm((*pair, *statistics), gain, "batch", x, factors, variance)
+        return None
+
+
+def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """The factor of each row by which `toward` is nearest to `left` (…, rows, 1)."""
+    squares = (toward * toward).sum(-1, keepdims=True)
+    factors: np.ndarray = (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
+    return factors
+
+
+def kind_and_eps(norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[str, float]:
+    """The kind of norm that all of `norms` are, and their eps."""
+    kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
+    made = [(kind, _sizes(kind, norms, variances)) for kind in kinds]
+    fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]
+    kind, eps, _ = min(fitted, key=lambda each: _misfit(each[0], each[1], *each[2]))
+    return kind, eps
+
+
+def eps_besides(
+    norms: Mapping[str, Norm], kind: str, eps: float, variances: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """The eps of those norms, by name, that the common one does not explain."""
+    own = {name: _eps(kind, *_sizes(kind, [norm], variances), (eps, *USUAL_EPS)) for name, norm in norms.items()}
+    return {name: each for name, each in own.items() if each != eps}
+
+
+def _sizes(kind: str, norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """What is divided by, 1 / r, and what it would be without eps (squared, but for `layer-unbiased`)."""
+    divisors, sizes = [], []
+    for norm in norms:
+        plain = variances[norm.names[3]] if kind == "batch" else _plain_size(kind, norm.x)
+        is_finite = norm.factors > 0
+        divisors.append(1 / norm.factors[is_finite])
+        sizes.append(plain[is_finite])
+    return np.concatenate(divisors), np.concatenate(sizes)
+
+
+def _plain_size(kind: str, x: np.ndarray) -> np.ndarray:
+    centre = x if kind == "rms" else x - x.mean(-1, keepdims=True)
+    squares: np.ndarray = (centre**2).sum(-1)
+    return np.sqrt(squares / (x.shape[-1] - 1)) if kind == "layer-unbiased" else squares / x.shape[-1]
+
+
+def _misfit(kind: str, eps: float, divisors: np.ndarray, sizes: np.ndarray) -> float:
+    expected = sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
+    return float(np.sqrt(np.mean((expected / divisors - 1) ** 2)))
+
+
+def _eps(kind: str, divisors: np.ndarray, sizes: np.ndarray, usual: Sequence[float] = USUAL_EPS) -> float:
+    power = 1 if kind == "layer-unbiased" else 2
+    weights = divisors**-power
+    estimate = float(((divisors**power - sizes) * weights**2).sum() / (weights**2).sum())
+    return settle(max(estimate, 0.0), lambda eps: _misfit(kind, eps, divisors, sizes), usual)

@@ -1,0 +1,109 @@
+"""The pooled state of each row: the ways in which it may be made of the states of its positions, and the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.head import POOLERS, pool
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What is behind the last layer: linear maps, and what the output is."""
+
+    kind: str
+    """`logits`, `hidden`, `pooled` or `classes`."""
+    linear: Linear | None = None
+    pooler: Linear | None = None
+    activation: str = "none"
+    """Behind the pooler."""
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.kind in ("pooled", "classes")
+
+    def given(self, output: np.ndarray, width: int) -> np.ndarray:
+        """What the first of these maps reads (rows, width), or the output itself."""
+        first = self.pooler or self.linear
+        return output.reshape(-1, width) if first is None else first.given
+
+    def of(self, states: np.ndarray) -> np.ndarray:
+        """The output for pooled states (…, width)."""
+        if self.pooler is not None:
+            states = POOLERS[self.activation](_applied(self.pooler, states))
+        return states if self.linear is None else _applied(self.linear, states)
+
+
+def _applied(linear: Linear, x: np.ndarray) -> np.ndarray:
+    made: np.ndarray = x @ linear.weight.T
+    return made if linear.bias is None else made + linear.bias
+
+
+def activation_between(linear: Linear, made: np.ndarray) -> str | None:
+    """The activation of a pooler that makes `made` of a linear map's result."""
+    if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
+        return None
+    return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
+
+
+def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
+    """Matrices (batch, rows) that pool the states of all rows: by the place of a position, the mean, or a token."""
+    yield picked(np.zeros(batch, int), length)
+    yield picked(np.full(batch, length - 1), length)
+    yield np.kron(np.eye(batch), np.full((1, length), 1 / length))
+    if tokens is not None:
+        yield picked(tokens.argmax(1), length)
+        for token in np.unique(tokens):
+            yield picked((tokens == token).argmax(1), length)
+
+
+def picked(places: np.ndarray, length: int) -> np.ndarray:
+    """The matrix that takes one position of each row."""
+    matrix = np.zeros((len(places), len(places) * length))
+    matrix[np.arange(len(places)), np.arange(len(places)) * length + places] = 1
+    return matrix
+
+
+def is_mean(choice: np.ndarray) -> bool:
+    return bool((choice < 1).all())
+
+
+def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
+    """The fields by which rows may be pooled, the plainest first.
+
+    Args:
+        tokens: whether there are any: those of an image are none.
+        size: tokens of the vocabulary.
+        has_mask: whether an attention mask tells what is visible, and no token.
+    """
+    yield {"pooling": "first"}
+    pads: list[dict[str, Any]] = (
+        [{}] if tokens is None or has_mask else [{}, *({"pad_id": each} for each in range(size))]
+    )
+    for pooling in ("mean", "last"):
+        for pad in pads:
+            yield {"pooling": pooling, **pad}
+    if tokens is not None:
+        yield {"pooling": "largest"}
+        for token in range(size):
+            yield {"pooling": "eos", "eos_id": token}
+
+
+def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
+    """The pooled states of a call, as the reference pools them."""
+    tokens = None if config.reads_pixels else inputs["tokens"]
+    if "attention_mask" in inputs and config.padding == "attention-mask":
+        visible = inputs["attention_mask"] != 0
+    elif tokens is None or config.pad_id is None:
+        visible = np.ones(states.shape[:2], bool)
+    else:
+        visible = tokens != config.pad_id
+    return pool(config, states, visible, tokens)

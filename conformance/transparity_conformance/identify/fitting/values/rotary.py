@@ -1,0 +1,158 @@
+"""Rotary positions, read off a query and what it is turned into: layout, features, theta and scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import RopeLayout, RotaryScaling
+from transparity_conformance.identify.fitting.values.numbers import SAME, digits, is_same, settle
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.budgets import RULES, epsilon
+
+USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
+USUAL_ORIGINAL = (8192, 2048, 4096)
+USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
+LOW, HIGH = 1.0, 4.0
+"""The turns between which Llama 3.1 goes from scaled to unscaled angles."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The fields of rotary positions."""
+
+    layout: RopeLayout
+    features: int
+    theta: float
+    scaling: RotaryScaling = "none"
+    factor: float = 1.0
+    original: int = 8192
+    error: float = 0.0
+
+
+def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
+    """Values of operations that have the lengths of `query` (batch, heads, length, head_dim), and its first token."""
+    batch, heads, length, width = query.shape
+    lengths = np.linalg.norm(query, axis=-1)
+    for operation in operations:
+        if operation.value.size != query.size:
+            continue
+        for value in (
+            operation.value.reshape(query.shape),
+            operation.value.reshape(batch, length, heads, width).swapaxes(1, 2),
+        ):
+            is_turned = is_same(value[:, :, 0], query[:, :, 0]) and is_same(np.linalg.norm(value, axis=-1), lengths)
+            if is_turned and not is_same(value, query):
+                yield value
+
+
+def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
+    """The rotation that turns `query` into `rotated`; None if there is none."""
+    tried = []
+    for features in range(2, query.shape[-1] + 1, 2):
+        layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
+        for layout in layouts:
+            angles, error = _angles(query, rotated, features, layout)
+            tried.append((error, features, layout, angles))
+    least = min(error for error, *_ in tried)
+    if least > SAME:
+        return None
+    # further pairs that are not turned fit, too, as angles of 0
+    _, features, layout, angles = next(each for each in tried if each[0] <= 4 * least + np.finfo(float).eps)
+    return _explained(_frequencies(angles), layout, features, query.shape[2])
+
+
+def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
+    """The angle of every position and pair, and the largest difference that is left."""
+    before, after = (_complex(value[..., :features], layout) for value in (query, rotated))
+    angles = np.angle((after * before.conj()).sum((0, 1)))
+    left = np.abs(after - before * np.exp(1j * angles)).max(initial=0.0)
+    rest = np.abs(query[..., features:] - rotated[..., features:]).max(initial=0.0)
+    return angles, float(max(left, rest) / np.abs(query).max())
+
+
+def _complex(x: np.ndarray, layout: RopeLayout) -> np.ndarray:
+    half = x.shape[-1] // 2
+    a, b = (x[..., ::2], x[..., 1::2]) if layout == "interleaved" else (x[..., :half], x[..., half:])
+    result: np.ndarray = a + 1j * b
+    return result
+
+
+def _frequencies(angles: np.ndarray) -> np.ndarray:
+    """The angle per position of every pair, the more exact the longer the sequence."""
+    found = angles[1]
+    for position in range(2, len(angles)):
+        turns = np.round((position * found - angles[position]) / (2 * math.pi))
+        found = (angles[position] + 2 * math.pi * turns) / position
+    return found
+
+
+def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int) -> Rotary | None:
+    exponents = np.arange(len(found)) * 2 / features
+
+    def error(made: np.ndarray) -> float:
+        return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
+
+    def fitted(scaled: np.ndarray) -> tuple[float, float]:
+        """Theta and its error, for frequencies that should be powers of it."""
+        plain = [
+            float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
+        ]
+        factor = found[0] / scaled[0]
+
+        def wrong(theta: float) -> float:
+            return error(theta**-exponents * factor)
+
+        theta = settle(min(plain, key=wrong, default=USUAL_THETA[0]), wrong, USUAL_THETA, "float32")
+        return theta, wrong(theta)
+
+    theta, wrong = fitted(found / 1.0)
+    if wrong < SAME and abs(found[0] - 1) < SAME:
+        return Rotary(layout, features, theta, error=wrong)
+    factor = settle(1 / found[0], lambda factor: abs(1 / factor / found[0] - 1), (), "float32")
+    theta, wrong = fitted(found * factor)
+    made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
+    made += [_llama3(found, exponents, theta, layout, features, error) for theta in _thetas(found, exponents)]
+    return min(made, key=lambda each: each.error, default=None)
+
+
+def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
+    """Values of theta by which two neighbouring angles differ, of the angles that are scaled alike."""
+    steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
+    shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
+    return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))
+
+
+def _llama3(
+    found: np.ndarray,
+    exponents: np.ndarray,
+    theta: float,
+    layout: RopeLayout,
+    features: int,
+    error: Callable[[np.ndarray], float],
+) -> Rotary:
+    """The rotation with Llama 3.1's scaling and this theta that comes nearest."""
+    plain = theta**-exponents
+    ratios = found / plain
+    factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1), (), "float32")
+    lowest = int(ratios.argmin())
+    for usual in USUAL_FACTORS:  # of a slow angle, float32 keeps few digits
+        is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")
+        factor = usual if is_alike and digits(usual) < digits(factor) else factor
+    shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)
+    between = (shares > SAME) & (shares < 1 - SAME)
+    if between.any():
+        turns = shares[between] * (HIGH - LOW) + LOW
+        original = round(float(np.median(2 * math.pi * turns / plain[between])))
+    else:
+        slow, fast = plain[shares <= 0.5], plain[shares > 0.5]
+        low = 2 * math.pi * HIGH / fast.min() if fast.size else 1.0
+        high = 2 * math.pi * LOW / slow.max() if slow.size else math.inf
+        original = next((each for each in USUAL_ORIGINAL if low <= each <= high), math.ceil(low))
+    turns = original * plain / (2 * math.pi)
+    share = np.clip((turns - LOW) / (HIGH - LOW), 0, 1)
+    wrong = error((1 - share) * plain / factor + share * plain)
+    return Rotary(layout, features, theta, "llama3", factor, max(original, 1), wrong)

@@ -1,0 +1,153 @@
+"""Attention, read off its scores: the scale, the softcap, the mask, and what positions do to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, minimize, settle
+from transparity_conformance.listening.operation import Operation
+
+LIKELY = 12
+"""The commonest scores, one of which may stand for masked ones."""
+
+LEAST, MOST = 1e-9, 1e3
+"""The share by which a softcap may be more than the largest number that it bounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax:
+    """The weights of one attention, (batch, heads, queries, keys)."""
+
+    at: int
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What goes into a softmax (batch, heads, queries, keys), and where it is masked (batch, queries, keys)."""
+
+    values: np.ndarray
+    masked: np.ndarray
+    masked_value: float | None
+    """What stands for masked scores; None if nothing is masked."""
+
+
+def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
+    """The scores of which `softmax` are the weights: the first operation since `begins` that has them."""
+    for operation in operations[max(begins, 0) : softmax.at]:
+        if operation.value.size == softmax.weights.size:
+            values = operation.value.reshape(softmax.weights.shape)
+            with np.errstate(invalid="ignore", over="ignore"):
+                powers = np.exp(values - values.max(-1, keepdims=True))
+                weights = powers / powers.sum(-1, keepdims=True)
+            if np.isfinite(weights).all() and np.abs(weights - softmax.weights).max() < SAME:
+                return Scores(values, *_masked(values, softmax.weights))
+    raise FitError("The scores of an attention were not found among the operations in front of its softmax.")
+
+
+def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
+    """Where scores are masked: where one number is repeated in all heads, or where a weight is exactly 0."""
+    numbers, counts = np.unique(values, return_counts=True)
+    for number in numbers[np.argsort(-counts)[:LIKELY]]:
+        everywhere = (values == number).all(1)
+        if everywhere.sum() > 1 and is_pattern(everywhere):
+            return everywhere, float(number)
+    none = (weights == 0).all(1)
+    if not none.any() or not is_pattern(none):  # small weights become 0, too
+        return np.zeros_like(none), None
+    hidden = values[np.broadcast_to(none[:, None], values.shape)]
+    added = float(np.median(hidden))  # a number that was added to the scores, and swallowed them
+    return none, float(f"{added:.1e}") if np.isfinite(added) else added
+
+
+def is_pattern(masked: np.ndarray) -> bool:
+    """Return whether a mask (batch, queries, keys) consists of whole distances, or of all but the own chunk of each
+    query, and of whole keys or whole queries."""
+    _, queries, keys = masked.shape
+    distance = np.arange(queries)[:, None] - np.arange(keys)
+    hidden = np.zeros((queries, keys), bool)
+    if queries == keys:
+        for each in range(1 - keys, keys):
+            hidden |= (distance == each) & bool(np.diagonal(masked, -each, 1, 2).all())
+        chunks = (np.arange(keys) // size for size in range(2, keys))
+        others = (chunk[:, np.newaxis] != chunk for chunk in chunks)
+        hidden |= next((other for other in others if masked[:, other].all()), False)
+    columns, rows = ((masked | hidden).all(axis, keepdims=True) for axis in (1, 2))
+    return bool(((hidden | columns) == masked).all() or ((hidden | rows) == masked).all())
+
+
+@dataclass(frozen=True)
+class Scale:
+    """scores = softcap(raw · factor)."""
+
+    factor: float
+    softcap: float | None
+
+    def __call__(self, raw: np.ndarray) -> np.ndarray:
+        scaled: np.ndarray = raw * self.factor
+        return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
+
+
+def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
+    """The scale, and the softcap, that turn `raw` into `scores`, both at entries that nothing else changes."""
+    plain = _factor(raw, scores, np.ones_like(raw))
+    uncapped = difference(plain * raw, scores)
+
+    def capped(cap: float) -> Scale:
+        share = np.clip(scores / cap, -1, 1)
+        slopes = 1 - share**2  # where the cap is reached, nothing is left of the scale
+        before = cap * np.arctanh(np.where(slopes > 0, share, 0))
+        return Scale(_factor(raw, before, slopes), cap)
+
+    def error(cap: float) -> float:
+        return difference(capped(cap)(raw), scores)
+
+    cap = cap_of(error, scores)
+    if uncapped <= 4 * error(cap) + np.finfo(float).eps or uncapped < np.finfo(np.float32).eps:
+        return Scale(plain, None)
+    return capped(settle(cap, error))
+
+
+def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
+    """The softcap with the least error, which is more than the largest of the `bounded` numbers."""
+    largest = float(np.abs(bounded).max())
+    return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
+
+
+def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
+    return float((weights**2 * raw * scores).sum() / (weights**2 * raw * raw).sum())
+
+
+def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """query · key, with keys repeated for the heads that share them."""
+    raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
+    return raw
+
+
+def bias_by_distance(left: np.ndarray, masked: np.ndarray) -> np.ndarray | None:
+    """What is added to scores at each distance key − query, (heads, distances from 1 − length); None if that depends on
+    more than the distance. Where all is masked it is NaN."""
+    _, heads, length, _ = left.shape
+    found = np.full((heads, 2 * length - 1), np.nan)
+    shown = np.broadcast_to(~masked[:, None], left.shape)
+    scale = max(1.0, float(np.abs(left[shown]).max(initial=0.0)))
+    for distance in range(1 - length, length):
+        values = np.diagonal(left, distance, -2, -1)
+        seen = np.diagonal(shown, distance, -2, -1)
+        for head in range(heads):
+            chosen = values[:, head][seen[:, head]]
+            if chosen.size:
+                found[head, distance + length - 1] = chosen.mean()
+                if np.abs(chosen - chosen.mean()).max() > SAME * scale:
+                    return None
+    return found
+
+
+def same_where_known(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether two biases are the same at all distances that are seen."""
+    known = ~np.isnan(found)
+    return is_same(found[known], expected[known]) or not known.any()

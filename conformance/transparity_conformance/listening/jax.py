@@ -1,0 +1,114 @@
+"""Listening to JAX: every primitive that runs, of flax, equinox and plain functions alike.
+
+`jit` is off meanwhile, so that functions run as Python, one primitive at a time, and `scan`, `while_loop` and `cond` as
+loops and branches; a function under `checkpoint` is evaluated equation by equation, with the lines that traced it. A
+port that is jitted may therefore differ from itself in rounding while it is listened to. What is not heard: integers
+and bools unless they are asked for (data flows through them), other threads, programs compiled beforehand, loops within
+`checkpoint` (only their results), arrays on other machines, and parameters that are only sliced, reshaped or cast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.record import Place, Record
+
+REARRANGEMENTS = frozenset(
+    ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
+) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
+"""Primitives whose results are the numbers that they were given, which are recorded unless those are parameters."""
+
+EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
+"""Primitives that are evaluated in their parts."""
+
+
+@contextlib.contextmanager
+def listening(record: Record) -> Iterator[None]:
+    """Record every primitive that this thread runs within the context."""
+    import jax
+    from jax._src import core
+
+    EvalTrace: Any = core.EvalTrace  # noqa: N806 - the class, whose method is replaced
+    plain, listener, thread = EvalTrace.process_primitive, _Listener(record), threading.get_ident()
+
+    def process_primitive(trace: Any, primitive: Any, args: Sequence[Any], params: Mapping[str, Any], /) -> Any:
+        def run() -> Any:
+            return plain(trace, primitive, args, params)
+
+        return run() if threading.get_ident() != thread else listener.heard(run, primitive, args, params)
+
+    EvalTrace.process_primitive = process_primitive
+    try:
+        with jax.disable_jit():
+            yield
+    finally:
+        EvalTrace.process_primitive = plain
+
+
+class _Listener:
+    """The primitives of one thread; those that JAX runs on the way to run one are not heard."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.busy = record, False
+
+    def heard(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
+        """Run a primitive, or its parts, record what it computes, and return its result."""
+        if self.busy:
+            return run()
+        if primitive.name in EVALUATED and "jaxpr" in params:
+            return _in_parts(params["jaxpr"], args)
+        self.busy = True
+        try:
+            result = run()
+            self._add(primitive, args, result if primitive.multiple_results else [result])
+        finally:
+            self.busy = False
+        return result
+
+    def _add(self, primitive: Any, args: Sequence[Any], results: Sequence[Any]) -> None:
+        record = self.record
+        inputs, stack = record.origins(map(_place, args)), _stack(record)
+        for place in map(_place, results):
+            if record.has(place) or (not inputs and primitive.name in REARRANGEMENTS):
+                continue
+            record.put(place, record.add(primitive.name, _numbers(place.array, record), inputs, stack))
+
+
+def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
+    """Evaluate a function that JAX has traced, so that each of its equations is a primitive that runs."""
+    from jax._src.core import eval_jaxpr
+
+    consts = getattr(jaxpr, "consts", ())
+    return eval_jaxpr(getattr(jaxpr, "jaxpr", jaxpr), consts, *args)
+
+
+def _stack(record: Record) -> tuple[Source, ...]:
+    """The lines on the stack, or those that traced an equation."""
+    from jax._src import source_info_util
+
+    traceback = source_info_util._source_info_context.context.traceback
+    if traceback is None:
+        return record.sources.here()
+    return record.sources.among(zip(*traceback.raw_frames(), strict=True))
+
+
+def _place(array: Any) -> Place:
+    """An array, which is never written into."""
+    return Place(id(array), None, array, array)
+
+
+def _numbers(array: Any, record: Record) -> np.ndarray | None:
+    """A copy in float64; None for what are no numbers of this machine, or left out."""
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return None
+    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # and no key of random numbers
+    return record.numbers(np.asarray(array)) if is_number else None

@@ -1,0 +1,83 @@
+"""Listening to a call: its result, and every operation on the way."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.listening import jax, numpy, pytorch, source
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.record import Record
+
+Listener = Callable[[Record, Callable[[], Any]], AbstractContextManager[None]]
+
+LISTENERS: dict[str, tuple[str, Listener]] = {
+    "numpy": ("numpy", numpy.listening),
+    "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
+    "jax": ("jax", lambda record, _: jax.listening(record)),
+}
+"""By framework: the module without which it cannot have been used, and its listener; NumPy's calls the function first,
+before others listen."""
+
+
+def listen(
+    call: Callable[[], Any],
+    framework: str | None = None,
+    *,
+    largest: float = math.inf,
+    whole_numbers: bool = False,
+    rehearsal: Callable[[], Any] | None = None,
+) -> tuple[Any, list[Operation]]:
+    """Call a function, and record its operations; for NumPy it is called once more before, to learn what runs.
+
+    What the function raises is raised. What cannot be recorded is left out.
+
+    Args:
+        call: the function, such as `lambda: forward(tokens=ids)`.
+        framework: `pytorch`, `jax` or `numpy`; None for all that are imported: none is imported for this.
+        largest: bytes of values in all; an operation beyond is left out.
+        whole_numbers: record integers and bools, too.
+        rehearsal: what is called before in place of `call`, which may be called only once.
+
+    Returns: the result of the call, and the operations in the order in which they ran. Raises `TransparityError` for
+    an unknown framework.
+    """
+    if framework is not None and framework not in LISTENERS:
+        raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
+    record = Record(largest, whole_numbers=whole_numbers)
+    with _listening(record, framework, rehearsal or call):
+        result = source.run(call)
+    return result, _inside(record.operations)
+
+
+def _inside(operations: list[Operation]) -> list[Operation]:
+    """The operations; where one line of the port runs more of them than all its others, in several lines of an
+    installed package, this package is the model, and its lines come first."""
+    called = collections.Counter(each.stack for each in operations)
+    stack, count = next(iter(called.most_common(1)), ((), 0))
+    inside = {index: _lines_inside(each) for index, each in enumerate(operations) if each.stack == stack}
+    if 2 * count <= len(operations) or len({lines[:1] for lines in inside.values()}) < 2:
+        return operations
+    return [
+        dataclasses.replace(each, stack=(*inside.get(index, ()), *each.stack)) for index, each in enumerate(operations)
+    ]
+
+
+def _lines_inside(operation: Operation) -> tuple[Source, ...]:
+    return operation.stack.inside if isinstance(operation.stack, source.Lines) else ()
+
+
+@contextlib.contextmanager
+def _listening(record: Record, framework: str | None, call: Callable[[], Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, (module, listening) in LISTENERS.items():
+            if framework in (None, name) and module in sys.modules:
+                stack.enter_context(listening(record, call))
+        yield

@@ -1,0 +1,231 @@
+"""Listening to NumPy: every expression of the port's own code whose value is an array.
+
+Arrays have no hook that all of their operations pass through: `np.asarray` strips a subclass, and parameters are plain.
+So the port's functions are replaced, while it runs, by the same functions with expressions that report their values
+(`expressions`). Which they are is learned from a first call. What is not heard: operations within installed packages
+(their results are), functions without source text or compiled, arrays that are only looked up, assignments to several
+targets at once, other threads, and integers and bools, through which data flows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import BuiltinMethodType, FunctionType, GeneratorType, MethodType
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.listening.expressions import (
+    GENERATED,
+    HEARD,
+    OPERAND,
+    SITES,
+    SLICE,
+    WROTE,
+    Site,
+    identity,
+    reporting,
+)
+from transparity_conformance.listening.functions import functions_of
+from transparity_conformance.listening.record import Origins, Place, Record
+
+REARRANGEMENTS = frozenset(
+    ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
+) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
+"""Functions whose results are the numbers that they were given, which are recorded unless those are parameters."""
+
+UNINITIALISED = frozenset(["empty", "empty_like"])
+SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
+
+WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_along_axis", "putmask", "sort"])
+"""Functions that write into their first array and return None."""
+
+KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
+"""Functions whose attributes are Python's own."""
+
+PLAIN = frozenset([float, int, bool, str, bytes])
+"""Types of values that are never arrays, of which loops in Python compute many."""
+
+LAZY = frozenset([GeneratorType, map])
+"""Types of what yields its items when they are used."""
+
+LONGEST = 256
+"""Items of a list among operands that may be arrays; longer ones are tokens."""
+
+_active: list[_Listener] = []
+
+
+@contextlib.contextmanager
+def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
+    """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
+    hooks = {HEARD: _heard, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
+    for name, hook in hooks.items():
+        setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
+    replaced: list[tuple[FunctionType, Any]] = []
+    listener = _Listener(record)
+    try:
+        for function in functions_of(call):
+            code = function.__code__
+            text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+            changed = reporting(code.co_filename, text).get(identity(code))
+            if changed is not None:
+                replaced.append((function, code))
+                function.__code__ = changed
+        listener.codes = {function.__code__ for function, _ in replaced}
+        _active.append(listener)
+        yield
+    finally:
+        _active[:] = [each for each in _active if each is not listener]
+        for function, code in replaced:
+            function.__code__ = code
+
+
+def _operand(number: int, value: Any) -> Any:
+    if _active:
+        _active[-1].operands[id(sys._getframe(1)), number] = value
+    return value
+
+
+def _generated(number: int, value: Any) -> Any:
+    if not _active:
+        return value
+    items: list[Any] = []
+    is_lazy = type(value) in LAZY  # the port may have a `map` of its own
+    _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
+    return _noted(value, items) if is_lazy else value
+
+
+def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
+    """The same items, each of which is noted when it is used."""
+    for item in lazy:
+        items.append(item)
+        yield item
+
+
+def _heard(number: int, value: Any) -> Any:
+    if type(value) not in PLAIN and _active and _active[-1].thread == threading.get_ident():
+        _active[-1].heard(sys._getframe(1), SITES[number], value)
+    return value
+
+
+def _wrote(number: int, array: Any) -> None:
+    if _active and _active[-1].thread == threading.get_ident():
+        _active[-1].wrote(sys._getframe(1), SITES[number], array)
+
+
+class _Listener:
+    """The values of the expressions of one thread."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.thread = record, threading.get_ident()
+        self.operands: dict[tuple[int, int], Any] = {}
+        self.codes: set[Any] = set()
+
+    def heard(self, frame: Any, site: Site, value: Any) -> None:
+        """Record the value of an expression, if the port has just computed it."""
+        operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
+        name, given = site.name, operands
+        if site.kind in ("call", "method"):
+            function, *given = operands
+            name = _name(function) or site.name
+            if self._is_own(function) or not _computes(function, given):
+                return
+            written = value if site.writes else None
+            if name in WRITERS and value is None:
+                written = next(_arrays(given), None)
+            if isinstance(written, np.ndarray):
+                self._write(name, written, self._origins(given))
+                return
+        elif site.kind in ("subscript", "attribute") and not isinstance(operands[0], np.ndarray):
+            return
+        self._add(name, _arrays(value), given)
+
+    def wrote(self, frame: Any, site: Site, array: Any) -> None:
+        """Record the part of an array into which an assignment wrote, or what it assigned to a name."""
+        before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
+        if not isinstance(array, np.ndarray):
+            return
+        if array is not before:
+            self._add(site.name, [array], [before, value])
+            return
+        part = array[index[0]] if index else array
+        is_view = isinstance(part, np.ndarray) and np.may_share_memory(part, array)
+        for place in map(_place, _arrays(value)):
+            self.record.settle(place, self.record.numbers)
+        self._write(site.name, part if is_view else array, self._origins([before, value]))
+
+    def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
+        """Record arrays that an operation returned."""
+        if name in UNINITIALISED:
+            return
+        record, read = self.record, [_place(array) for array in _arrays(given)]
+        owners = {place.owner for place in read}
+        for array in arrays:
+            place = _place(array)
+            is_view = place.owner in owners
+            if record.has(place) or (is_view and not record.knows(place)):
+                continue
+            if not is_view:
+                for each in read:
+                    record.settle(each, record.numbers)
+            inputs = () if name in SHAPE_ALONE else record.origins(read)
+            if inputs or name not in REARRANGEMENTS:
+                value = record.numbers(array)
+                record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
+
+    def _write(self, name: str, array: Any, inputs: Origins) -> None:
+        record, place = self.record, _place(array)
+        record.write(place, record.add(f"numpy.{name}", record.numbers(array), inputs, record.sources.here()))
+
+    def _origins(self, given: Any) -> Origins:
+        return self.record.origins([_place(array) for array in _arrays(given)])
+
+    def _is_own(self, function: Any) -> bool:
+        """Return whether the parts of a function are heard."""
+        if isinstance(function, MethodType):
+            function = function.__func__
+        if not isinstance(function, FunctionType):
+            function = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself
+        return isinstance(function, FunctionType) and function.__code__ in self.codes
+
+
+def _name(function: Any) -> str:
+    """The name of a function; empty for an object of the port, whose attributes may be anything."""
+    is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
+    return str(getattr(function, "__name__", "")) if is_known else ""
+
+
+def _computes(function: Any, given: list[Any]) -> bool:
+    """Return whether what a function returns is a result, and not an array that it looked up."""
+    if isinstance(function, BuiltinMethodType):
+        owner = function.__self__
+        if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
+            return False
+    kind = type(function)
+    module = function.__module__ if isinstance(function, KINDS) else kind.__module__
+    return str(module).startswith("numpy") or any(True for _ in _arrays(given))
+
+
+def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The arrays in an operand or a value, with NumPy's scalars."""
+    if isinstance(value, np.ndarray | np.generic):
+        yield value
+    elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST:
+        for item in value:
+            yield from _arrays(item, depth - 1)
+
+
+def _place(array: Any) -> Place:
+    """The memory of an array, which its views share."""
+    if isinstance(array, np.generic):
+        return Place(id(array), None, array, array)
+    owner = array
+    while (base := getattr(owner, "base", None)) is not None:
+        owner = base
+    geometry = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
+    return Place(id(owner), geometry, array, owner)

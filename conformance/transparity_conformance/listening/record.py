@@ -1,0 +1,142 @@
+"""The record of a run: operations in order, and the data flow through views and writes in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.source import Sources
+
+MOST = 2**18
+"""Operations in a record; further ones are left out."""
+
+Origins = tuple[int, ...]
+"""Indices of the operations that made a value."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The memory of an array."""
+
+    owner: int
+    """The identity of the memory, which views share."""
+    geometry: Hashable
+    """The part of it that the array is, and in which order: equal for two arrays with the same numbers."""
+    array: Any = field(compare=False)
+    memory: Any = field(compare=False)
+    """The owner, which the record keeps, so that no later one has its identity."""
+
+
+def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray | None:
+    """A copy in float64, a complex array with a last axis (real, imaginary); None for what are no numbers, and for
+    integers and bools without `whole_numbers`."""
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1).astype(np.float64)
+    is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
+    is_wanted = is_floating or (whole_numbers and array.dtype.kind in "iub")
+    return np.array(array, np.float64, subok=False) if is_wanted else None
+
+
+@dataclass
+class _Memory:
+    """The content of one owner: the origins of its parts, and its last write."""
+
+    kept: Any
+    parts: dict[Hashable, Origins] = field(default_factory=dict)
+    last: Origins = ()
+    written: bool = False
+    arriving: Operation | None = None
+    """A write whose numbers are read when they are used: those of other ranks arrive after the call."""
+
+
+class Record:
+    """The operations of a run. Values beyond `largest` bytes are left out, and so are integers and bools without
+    `whole_numbers`; data flows through them."""
+
+    def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
+        self.whole_numbers = whole_numbers
+        self.operations: list[Operation] = []
+        self.sources = Sources()
+        self.largest, self.size = largest, 0
+        self._memories: dict[int, _Memory] = {}
+        self._awaited: dict[int, Place] = {}
+
+    def numbers(self, array: np.ndarray) -> np.ndarray | None:
+        """What is recorded of an array: a copy in float64; None for what is left out."""
+        return in_float64(array, whole_numbers=self.whole_numbers)
+
+    def knows(self, place: Place) -> bool:
+        """Return whether an operation in the record made or wrote the memory."""
+        return place.owner in self._memories
+
+    def has(self, place: Place) -> bool:
+        """Return whether exactly this array is in the record, unchanged since."""
+        memory = self._memories.get(place.owner)
+        return memory is not None and place.geometry in memory.parts
+
+    def origins(self, places: Iterable[Place]) -> Origins:
+        """The operations that made what now lies in these places."""
+        found: set[int] = set()
+        for place in places:
+            memory = self._memories.get(place.owner)
+            if memory is not None:
+                found.update(memory.parts.get(place.geometry, memory.last))
+        return tuple(sorted(found))
+
+    def settle(self, place: Place, value: Callable[[Any], np.ndarray | None]) -> None:
+        """Record an array that was written in parts as it now is, under the name and line of its last write."""
+        memory = self._memories.get(place.owner)
+        if memory is None or not memory.written or place.geometry in memory.parts:
+            return
+        last = memory.arriving or (self.operations[memory.last[-1]] if memory.last else None)
+        now = value(place.array)
+        if last is not None and now is not None:
+            memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
+
+    def add(
+        self,
+        name: str,
+        value: np.ndarray | None,
+        inputs: Origins,
+        stack: tuple[Source, ...],
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Origins:
+        """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
+        if value is None or value.size == 0 or len(self.operations) == MOST:
+            return inputs
+        size = value.nbytes + sum(getattr(each, "nbytes", 0) for each in (arguments or {}).values())
+        if self.size + size > self.largest:
+            return inputs
+        self.size += size
+        self.operations.append(Operation(name, value, inputs, stack, arguments or {}))
+        return (len(self.operations) - 1,)
+
+    def put(self, place: Place, origins: Origins) -> None:
+        """Note what made an array."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts[place.geometry] = origins
+        if not memory.written:
+            memory.last = memory.last or origins
+
+    def write(self, place: Place, origins: Origins) -> None:
+        """Note what wrote into an array: all other parts of its memory may have changed."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts = {place.geometry: origins}
+        memory.last, memory.written, memory.arriving = origins, True, None
+
+    def await_write(self, place: Place, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
+        """Note that an operation writes into an array later than it returns."""
+        memory = self._memories.setdefault(place.owner, _Memory(place.memory))
+        memory.parts, memory.last, memory.written = {}, inputs, True
+        memory.arriving = Operation(name, np.empty(0), inputs, stack, {})
+        self._awaited[place.owner] = place
+
+    def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
+        """Record what arrived and was not used, such as a result of the run."""
+        for place in self._awaited.values():
+            self.settle(place, value)

@@ -1,0 +1,129 @@
+"""The line of the port that runs an operation, found on the stack."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.report.text import safe
+
+OURS = str(Path(__file__).parents[1]) + "/"
+"""The folder of `transparity_conformance`, whose frames are never the port's."""
+
+STANDARD_LIBRARY = tuple(
+    f"{folder}/"
+    for name in ("stdlib", "platstdlib")
+    for folder in {sysconfig.get_path(name), str(Path(sysconfig.get_path(name)).resolve())}
+)
+INSTALLED = ("/site-packages/", "/dist-packages/")
+GENERATED = ("<frozen ", "<__array_function__")
+"""Beginnings of the file names of Python's and NumPy's own code without a file."""
+
+FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
+"""Packages that call a model and run its operations, but are no model."""
+
+LONGEST_PATH = 4096
+
+
+def run(call: Callable[[], Any]) -> Any:
+    """Call a function; frames outside of this one are not the port's."""
+    return call()
+
+
+class Lines(tuple[Source, ...]):
+    """The lines of the port on a stack, the innermost first.
+
+    Attributes:
+        inside: the lines of the installed package that the innermost one calls.
+    """
+
+    inside: tuple[Source, ...] = ()
+
+
+class Sources:
+    """The lines of one run, each looked up once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
+
+    def here(self) -> Lines:
+        """Return the lines of the port on the stack, the innermost first."""
+        return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
+
+    def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
+        """Return the lines of the port among places in code, both the innermost first.
+
+        The port's own code is outside of the standard library, of installed packages and of this one. A port that is
+        installed itself has no such line; its own code is then the package that was called, frameworks aside.
+        """
+        inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
+        packages = [(home(code.co_filename), code, at) for code, at in inside]
+        packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
+        own = "" if any(package == "" for package, _, _ in packages) else packages[-1][0] if packages else ""
+        found = Lines(self._of(code, at) for package, code, at in packages if package == own)
+        called = list(itertools.takewhile(lambda place: place[0] != own, packages))
+        found.inside = tuple(self._of(code, at) for package, code, at in called if package == called[-1][0])
+        return found
+
+    def _of(self, code: CodeType, at: int) -> Source:
+        found = self._found.get((id(code), at))
+        if found is None:
+            # that of the expression, not of its statement
+            line = next(itertools.islice(code.co_positions(), at // 2, None))[0] or code.co_firstlineno
+            text = statement_at(tuple(linecache.getlines(code.co_filename)), line)
+            found = self._found[id(code), at] = code, Source(safe(code.co_filename, LONGEST_PATH), line, text)
+        return found[1]
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames from the innermost outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=4096)
+def home(file: str) -> str | None:
+    """The installed package of a file; empty for a file that is not installed, None for Python's own and ours."""
+    if file.startswith((OURS, *GENERATED)):
+        return None
+    for folder in INSTALLED:
+        _, found, inside = file.rpartition(folder)
+        if found:
+            return inside.partition("/")[0]
+    return None if file.startswith(STANDARD_LIBRARY) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def statement_at(lines: tuple[str, ...], line: int) -> str:
+    """The statement at a line, joined to one; only the head of one with a body, such as `for`."""
+    if not 1 <= line <= len(lines):
+        return ""
+    around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
+    if not around:
+        return safe(lines[line - 1].strip())
+    statement = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    body = getattr(statement, "body", None)
+    if body:
+        last = max(body[0].lineno - 1, statement.lineno)
+        return safe(" ".join(part.strip() for part in lines[statement.lineno - 1 : last]))
+    return safe(ast.get_source_segment("".join(lines), statement) or lines[line - 1].strip())
+
+
+@functools.lru_cache(maxsize=64)
+def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):  # as of a cell with the commands of a notebook
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))

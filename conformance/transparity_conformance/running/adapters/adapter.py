@@ -1,0 +1,192 @@
+"""The adapter: a TOML file that says, a line for each, where a port keeps our parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.limits.files import file_size
+from transparity.parameters import parameter_shapes
+from transparity_conformance.checkpoints.files import LARGEST_JSON
+from transparity_conformance.report.text import listed, reason, safe
+from transparity_conformance.running.adapters.notation import (
+    ABSENT,
+    COUNTED,
+    AdapterError,
+    Selection,
+    parted,
+    select,
+    sizes_of,
+)
+from transparity_conformance.running.adapters.numbered import LAYER, Lines, line_of
+
+ASKED = "?"
+"""The line of a parameter that was not settled."""
+
+KEYS = ("parameters", "zero", "unused")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Where a port keeps our parameters."""
+
+    lines: Lines
+    """By the names of our parameters, with `{i}` for the number of a layer."""
+    zero: Sequence[str] = ()
+    """Tensors, or parts of them, that have to be 0: biases that our model has not."""
+    unused: Sequence[str] = ()
+    """Tensors whose other numbers are left as they are."""
+    asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Parameters that were not settled, and the lines that would fit."""
+
+    def tensors(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The port's tensors with our parameters in them.
+
+        Args:
+            config: the configuration of the model.
+            parameters: its parameters.
+            tensors: the port's tensors, as they are.
+
+        Raises `AdapterError` if a parameter has no tensor, or a tensor no line.
+        """
+        filling, shapes = _Filling(tensors, config), parameter_shapes(config)
+        known = {*shapes, *(LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
+        if unknown := [name for name in self.lines if name not in known]:
+            raise AdapterError(f"The adapter has a line for {shown(unknown[0])}, which is no parameter of this model.")
+        for name, shape in shapes.items():
+            filling.put(name, self._line(name), parameters[name], shape)
+        for line in self.zero:
+            for text in filling.every(line):
+                filling.put("zero", text, None, None)
+        filling.check_complete(self.unused)
+        return filling.values
+
+    def names(self, tensor: str) -> bool:
+        """Return whether a line names a tensor, with the number of any layer."""
+        numbers = COUNTED.finditer(tensor)
+        general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
+        return any(parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
+
+    def _line(self, name: str) -> str:
+        line = line_of(name, self.lines)
+        if line is None:
+            raise AdapterError(f"The adapter has no line for {name}; add one under [parameters].")
+        if line == ASKED:
+            asked = [ours for ours, text in self.lines.items() if text == ASKED]
+            raise AdapterError(
+                f"The adapter does not say which tensor is {listed(asked)}: write it in place of {ASKED!r}."
+            )
+        return line
+
+
+class _Filling:
+    """The port's tensors, into which parameters are written once each."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
+        self.values = {name: np.array(value) for name, value in tensors.items()}
+        self.shapes = {name: value.shape for name, value in tensors.items()}
+        self.written = {name: np.zeros(value.size, bool) for name, value in tensors.items()}
+        self.sizes = sizes_of(config)
+
+    def every(self, line: str) -> list[str]:
+        """The line at every layer that the port has."""
+        numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
+        texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
+        return [text for text in texts if text == line or _exists(text, self.shapes, self.sizes)]
+
+    def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
+        """Write a parameter, or 0 for None, where the line says."""
+        if text == ABSENT:
+            if value is not None and np.any(value):
+                raise AdapterError(
+                    f"The adapter says that the port has no {ours}, which is not 0 in this model; choose a "
+                    "configuration without it, or name its tensor."
+                )
+            return
+        chosen = select(text, self.shapes, self.sizes)
+        size = sum(self.values[name].size for name in chosen.names) if chosen.index is None else chosen.index.size
+        if shape is not None and size != math.prod(shape):
+            raise AdapterError(
+                f"{ours} has the shape {shape}, and {shown(text)} has {size} numbers; expected {math.prod(shape)}: "
+                "correct the line, or the sizes of the port."
+            )
+        self._write(ours, text, chosen, 0.0 if value is None else np.ravel(value))
+
+    def _write(self, ours: str, text: str, chosen: Selection, numbers: Any) -> None:
+        index = slice(None) if chosen.index is None else chosen.index.ravel()
+        flat = np.concatenate([self.values[name].ravel() for name in chosen.names])
+        marks = np.concatenate([self.written[name] for name in chosen.names])
+        if marks[index].any():
+            raise AdapterError(f"{shown(text)}, the line of {ours}, has numbers that another line has, too.")
+        flat[index], marks[index] = numbers, True
+        ends = np.cumsum([self.values[name].size for name in chosen.names])[:-1]
+        parts = zip(chosen.names, np.split(flat, ends), np.split(marks, ends), strict=True)
+        for name, part, mark in parts:
+            self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
+
+    def check_complete(self, unused: Sequence[str]) -> None:
+        """Raise `AdapterError` for a tensor of which something was not written."""
+        left = [name for name, written in self.written.items() if not written.all() and name not in unused]
+        if left:
+            name = left[0]
+            missing = int((~self.written[name]).sum())
+            raise AdapterError(
+                f"{missing:,} of the {self.values[name].size:,} numbers of the port's {shown(name)} are in no line of "
+                "the adapter; add one under [parameters], or the tensor under zero or unused."
+            )
+
+
+def _exists(text: str, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> bool:
+    try:
+        select(text, shapes, sizes)
+    except AdapterError:
+        return False
+    return True
+
+
+def read_adapter(path: str | Path) -> Adapter:
+    """Read an adapter; raises `AdapterError` if it is none."""
+    if (size := file_size(path, AdapterError)) > LARGEST_JSON:
+        raise AdapterError(f"{path} has {size} bytes; expected an adapter, at most {LARGEST_JSON}.")
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise AdapterError(f"{path} cannot be read as TOML: {reason(error)}.") from None
+    for key in content:
+        if key not in KEYS:
+            raise AdapterError(f"{path} has the key {shown(key)}; expected {', '.join(KEYS)}.")
+    lines, zero, unused = content.get("parameters"), content.get("zero", []), content.get("unused", [])
+    if not (isinstance(lines, dict) and lines and all(isinstance(line, str) for line in lines.values())):
+        raise AdapterError(f"{path} has no table [parameters] of texts; expected one line for each parameter.")
+    for key, names in (("zero", zero), ("unused", unused)):
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise AdapterError(f"{key} in {path} is {shown(names)}; expected a list of tensors.")
+    return Adapter(lines, zero, unused)
+
+
+def written(adapter: Adapter, remarks: Sequence[str]) -> str:
+    """The text of the file, with `remarks` in front."""
+    text = "".join(f"# {safe(line)}\n" for line in remarks)
+    for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
+        if names:
+            text += f"\n{key} = [\n" + "".join(f"  {json.dumps(name)},\n" for name in names) + "]\n"
+    text += "\n[parameters]\n"
+    for ours, line in adapter.lines.items():
+        fits = adapter.asked.get(ours, ())
+        if line == ASKED:
+            text += f"# not settled; by their shapes: {safe(listed(fits)) if fits else 'no tensor fits'}\n"
+        if line == ABSENT:
+            text += "# the port has none\n"
+        text += f"{json.dumps(ours)} = {json.dumps(line)}\n"
+    return text

@@ -1,0 +1,209 @@
+"""A port's model: made, its tensors read and set, and called with token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.inputs import input_form
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.report.formatting import count as counted
+from transparity_conformance.running.adapters.adapter import Adapter
+from transparity_conformance.running.adapters.modules import initialised, is_module, widened
+from transparity_conformance.running.adapters.tensors import (
+    buffers_of,
+    held_by,
+    package_of,
+    tensors_of,
+)
+from transparity_conformance.running.loader.free import called_by_name
+from transparity_conformance.running.loader.held import module_in
+from transparity_conformance.running.loader.hub import called, required_arguments
+from transparity_conformance.running.loader.inputs import FRAMEWORKS, is_instance
+from transparity_conformance.running.loader.modules.kind import Tensor, kind_of, of_build
+
+Make = Callable[..., Any]
+"""`Model()` or `Model(config)`, a class of modules or a function that makes one; or a `build(config, parameters)`."""
+
+
+@dataclass(eq=False)
+class Model:
+    """A model and its tensors; a call is a forward pass."""
+
+    forward: Callable[..., Any]
+    _tensors: Mapping[str, Tensor]
+    _buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Its own name of each of its inputs, if it was made without a configuration."""
+    module: Any = None
+    """The module of PyTorch that computes, if there is one."""
+    memory: Any = None
+    """What holds the tensors, if that is known: a module, or nested dicts and lists."""
+    _narrow: Callable[[], None] | None = None
+    _kept: dict[str, np.ndarray] | None = None
+
+    def own(self) -> None:
+        """Let the model that had the same memory before, if a port makes one for all, keep its tensors for later."""
+        if self.memory is None:
+            return
+        before = _OWNERS.get(id(self.memory))
+        if before is not None and before is not self and before._kept is None:
+            before._kept = {**before.tensors(), **before.buffers()}
+        _OWNERS[id(self.memory)] = self
+
+    def __call__(self, **tokens: np.ndarray) -> Any:
+        if self._kept is not None:
+            self.own()
+            self.assign(self._kept)
+            self._kept = None
+        return self.forward(**tokens)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The tensors by name, as they are."""
+        return {name: tensor.read() for name, tensor in self._tensors.items()}
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The buffers by name, of which one may be a parameter of ours, as a bias that is not learned."""
+        return {name: tensor.read() for name, tensor in self._buffers.items()}
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Write into tensors or buffers."""
+        every = {**self._buffers, **self._tensors}
+        for name, value in values.items():
+            every[name].write(value)
+
+    def inputs(self) -> dict[str, str]:
+        """Its own name of each of its inputs, by ours; empty if it was made with a configuration."""
+        return dict(self.names)
+
+    def widen(self) -> bool:
+        """Go on in float64; return whether it is a module of PyTorch, which can."""
+        if self.module is not None:
+            self._narrow = widened(self.module)
+            self._tensors = tensors_of(self.module)
+        return self.module is not None
+
+    def narrow(self) -> None:
+        """Go back to the precision that it had."""
+        if self._narrow is not None:
+            self._narrow()
+            self._tensors = tensors_of(self.module)
+
+
+_OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
+"""By the identity of what holds tensors: the model whose weights are in them."""
+
+
+def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
+    """Make the model; raises `PortError` with the reason if it cannot be made or has no tensors.
+
+    Args:
+        make: the port, or a module as it is.
+        config: the configuration, for a port that takes one; None: it is not known, and the port takes nothing.
+        parameters: what a `build(config, parameters)` is given; None: the port may be none.
+    """
+    if is_module(make):
+        return _opened(make, config)
+    count = required_arguments(signature_of(make))
+    name = getattr(make, "__name__", "Model")
+    write = f"write a function that makes the model, def model({'' if config is None else 'config'}): return Model(…)"
+    is_build = count == 2 and parameters is not None and config is not None
+    if count not in ((0, None) if config is None else (0, 1, None)) and not is_build:
+        expected = "none" if config is None else "none, or one, the configuration"
+        raise PortError(f"{name} takes {counted(count or 0, 'argument')}; expected {expected}: {write}.")
+    given = (config, parameters) if is_build else () if count == 0 or config is None else (config,)
+    try:
+        made = call_stranger(make, *given)
+        if is_build and config is not None:
+            return _checked(Model(of_build(made, config), held_by(made)), name, made)
+        return _checked(call_stranger(_opened, made, config), name, made)
+    except PortCallError as error:
+        what = "transparity's configuration" if given else "nothing"
+        raise PortError(
+            f"{name} was given {what}, and raised {error}; if it needs sizes in another form, {write}."
+        ) from error.__cause__
+
+
+def _checked(model: Model, name: str, made: Any) -> Model:
+    """The model; raises `PortError` if it has no tensors."""
+    if not model.tensors():
+        raise PortError(
+            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, flax, Equinox "
+            "or Keras, a function that calls one, or a pair (function, parameters), called with the parameters first."
+        )
+    return model
+
+
+def _opened(made: Any, config: TransformerConfig | None) -> Model:
+    """The forward pass of a module, of a function that calls one, or of a pair (function, parameters)."""
+    if is_instance(made, "flax.linen", "Module"):
+        made = initialised(made)
+    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
+        function, parts = made
+        framework = FRAMEWORKS.get(package_of(parts), "numpy")
+        model = _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+        return dataclasses.replace(model, memory=parts)
+    if config is not None and kind_of(made) is not None:
+        forward = called(made, config)
+        # a layer of Keras makes its variables when it is called first
+        forward(**_blank(config))
+        return Model(forward, tensors_of(made))
+    if not callable(made):
+        return Model(made, {})
+    module = module_in(made)
+    if module is not None:
+        module.eval()
+    tensors = held_by(made) if module is None else tensors_of(module)
+    model = _called(made, config, None if module is None else "torch", tensors)
+    return dataclasses.replace(
+        model, _buffers=buffers_of(module), module=module, memory=made if module is None else module
+    )
+
+
+def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """One row of each input: two tokens, or an image or audio that is 0."""
+    forms = {name: input_form(config, name) for name in config.input_names}
+    return {
+        name: np.zeros((1, *(size or 2 for size in form.axes)), np.float32 if form.is_float else np.int64)
+        for name, form in forms.items()
+    }
+
+
+def _called(made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, Tensor]) -> Model:
+    """The forward pass by the inputs of a configuration or, without one, by its own."""
+    if not tensors or config is not None:
+        return Model(called(made, config, framework) if config is not None else made, tensors)
+    forward, names = called_by_name(made, framework)
+    return Model(forward, tensors, names=names)
+
+
+def opened(make: Make) -> Callable[..., Model]:
+    """`build(config, parameters)` of a port that keeps its own weights, or loads them by itself."""
+
+    def build(config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> Model:
+        return made_by(make, config, parameters)
+
+    return build
+
+
+def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
+    """`build(config, parameters)` of a port whose tensors an adapter matches with our parameters."""
+
+    @functools.wraps(make, updated=())
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:
+        model = made_by(make, config)
+        model.own()
+        buffers = {name: value for name, value in model.buffers().items() if adapter.names(name)}
+        model.assign(adapter.tensors(config, parameters, {**model.tensors(), **buffers}))
+        return model
+
+    del build.__wrapped__
+    return build

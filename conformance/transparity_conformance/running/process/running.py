@@ -1,0 +1,226 @@
+"""A port in this process: built, and run on probes, through the one door to strangers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.limits.mapped import Mapped
+from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.capabilities.sharding import ALONE, Sharding
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.checkpoints.importing import InFolder
+from transparity_conformance.listening.listen import listen
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.probes import Probe, as_given
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.report.text import VALUE, listed, safe
+from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.process.wire import largest_answer
+
+MISSHAPEN = 2**26
+"""Bytes that an answer may have beyond those of its taps, so that a wrong shape is reported as such."""
+
+Port = Callable[..., Callable[..., Any]]
+"""`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
+
+
+def told_dtype(build: Port, dtype: str) -> Port:
+    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
+    signature = signature_of(build)
+    if signature is None:
+        return build
+    parameter = signature.parameters.get("dtype")
+    # a default of its own may be None, as our backends have it: then the annotation tells
+    takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
+    return functools.partial(build, dtype=str(dtype)) if takes_names else build
+
+
+def built(build: Port, probe: Probe) -> Callable[..., Any]:
+    try:
+        forward = call_stranger(
+            of_build, call_stranger(build, probe.config, given_to(build, probe.parameters)), probe.config
+        )
+    except PortCallError as error:
+        raise PortError(f"build(config, parameters) raised {error}.") from error.__cause__
+    if not callable(forward):
+        raise PortError(f"build(config, parameters) returned {shown(forward)}; expected a function forward(**tokens).")
+    return forward
+
+
+def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
+    """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
+    float32 does not fit."""
+    if not is_loader(build) and not isinstance(_inner(build), BuildElsewhere):
+        return {name: np.array(value) for name, value in parameters.items()}
+    if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
+        return str(parameters.folder.absolute())
+    return {name: value if isinstance(value, Mapped) else value.copy() for name, value in parameters.items()}
+
+
+def is_loader(build: Port) -> bool:
+    """Return whether a port is a loader of folders."""
+    return getattr(_inner(build), "model_type", None) is not None
+
+
+def _inner(build: Port) -> Any:
+    return build.func if isinstance(build, functools.partial) else build
+
+
+def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A line on a checkpoint's own folder, where a loader is given that."""
+    if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
+        return ()
+    if not parameters.is_given_itself:
+        return ()
+    stored = parameters.stored_as
+    why = f"its numbers are in {stored}" if stored else "a copy in float32 does not fit beside the port"
+    return (f"load(folder) was given {parameters.folder} itself: {why}",)
+
+
+class BuildElsewhere:
+    """The `build` of a port that does not run in this process, which reads matrices from their files where it runs."""
+
+
+class PortElsewhere:
+    """A built port that does not run in this process, and listens where it runs."""
+
+    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        """The result of a forward pass, and its operations."""
+        raise NotImplementedError
+
+    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        """The result of the method, or of a forward pass for an empty one, and its operations, integers among them."""
+        raise NotImplementedError
+
+    def sharding(self) -> Sharding:
+        """The ranks that it runs on, and its placements."""
+        return ALONE
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not: the value of each rank."""
+        return {}
+
+
+def sharding_of(forward: Callable[..., Any]) -> Sharding:
+    """The ranks of a built port."""
+    return forward.sharding() if isinstance(forward, PortElsewhere) else ALONE
+
+
+def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
+    """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
+    return _known(_returned(forward, forward, probe), probe, logits_only)
+
+
+def run_listening(
+    forward: Callable[..., Any], probe: Probe, framework: str | None = None
+) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
+    """Run a port on a probe, here or in its own process, and listen to it.
+
+    Args:
+        forward: the built port.
+        probe: the probe, whose tokens it is given.
+        framework: as for `listen`; a port in a process of its own is listened to in all that are imported there.
+
+    Returns: its taps as `run` does, and its operations in the order in which they ran; those whose values would go
+    beyond half of the largest answer of a process are left out, here as there. The taps may differ in rounding from
+    those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
+    """
+
+    def listened(**tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+        if isinstance(forward, PortElsewhere):
+            return forward.listened(**tokens)
+        return listen(lambda: forward(**tokens), framework, largest=largest_answer() // 2)
+
+    returned, operations = _returned(listened, forward, probe)
+    return _known(returned, probe, logits_only=False), operations
+
+
+def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+    """The result of a method of a built port, or of a forward pass for an empty one, and its operations, integers and
+    bools among them. Raises `PortError` for what the port raises."""
+    if isinstance(forward, PortElsewhere):
+        answer: tuple[Any, list[Operation]] = call_stranger(forward.listened_in_full, method, *args, **named)
+        return answer
+    function = getattr(forward, method) if method else forward
+    return call_stranger(listen_once, function, *args, **named)
+
+
+def listen_once(function: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+    """The result of a function and its operations, integers and bools among them; what it writes into, such as a cache,
+    is copied for the rehearsal."""
+    copies = copy.deepcopy((args, named))
+    return listen(
+        lambda: function(*args, **named),
+        largest=largest_answer() // 2,
+        whole_numbers=True,
+        rehearsal=lambda: function(*copies[0], **copies[1]),
+    )
+
+
+def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
+    """The result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
+    inputs = {name: as_given(value) for name, value in probe.inputs.items()}
+    try:
+        return call_stranger(call, **inputs)
+    except PortCallError as error:
+        key, takes = probe.name, _signature(forward)
+        raise PortError(
+            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
+        ) from error.__cause__
+
+
+def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
+    """The taps that a port returned, or its logits alone."""
+    taps = _taps(returned, probe.config)
+    lengths = lengths_of(probe.config, probe.inputs)
+    known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
+    if strange := next((name for name in taps if not isinstance(name, str) or name not in known), None):
+        raise PortError(f"forward returned {shown(strange)}, which is no tap; the taps are {_some(known)}.")
+    if "logits" not in taps:
+        raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
+    result = probe.room()
+    for name in known if not logits_only else ["logits"]:
+        if name in taps:
+            result[name] = _array(name, taps[name], most)
+    return result
+
+
+def _array(name: str, value: Any, most: int) -> np.ndarray:
+    """A tap in float64; a view of one number may have any shape, so that its size is checked before it is copied."""
+    try:
+        array = call_stranger(as_numbers, value)
+    except PortCallError as error:
+        raise PortError(f"{name} is {shown(value)}, no array of numbers ({error}).") from None
+    if array.dtype.kind not in "fiu":
+        raise PortError(f"{name} is {shown(value)}, no array of numbers: its dtype is {safe(array.dtype, VALUE)}.")
+    if array.size > most:
+        raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
+    return np.array(array, np.float64)
+
+
+def _taps(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
+    try:
+        taps: dict[Any, Any] = call_stranger(taps_in, returned, config)
+        return taps
+    except PortCallError as error:
+        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
+
+
+def _signature(forward: Callable[..., Any]) -> str:
+    signature = signature_of(forward)
+    return "" if signature is None else f"; it takes {safe(signature, VALUE)}"
+
+
+def _some(known: Mapping[str, Any]) -> str:
+    names = list(known)
+    return f"{', '.join(names[:4])}, … and logits"

@@ -1,0 +1,224 @@
+"""The process of a port: `python -m transparity_conformance.running.process.worker DESCRIPTOR`, started by `isolation`.
+
+It loads the port, calls it as the checker asks, and sends what it returns. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.limits.mapped import Mapped
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    PortError,
+    call_stranger,
+    describe_raised,
+    has_method,
+    signature_of,
+    tokens_kept,
+)
+from transparity_conformance.listening.listen import listen
+from transparity_conformance.report.text import safe, shown
+from transparity_conformance.running.adapters.adapter import read_adapter
+from transparity_conformance.running.adapters.model import adapted, opened
+from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.loading import LoadError, load_port
+from transparity_conformance.running.process.operations import described
+from transparity_conformance.running.process.running import listen_once
+from transparity_conformance.running.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+from transparity_conformance.running.runtimes.runtime import Listened, load_artefact, runtime_of
+
+
+class Worker:
+    """The port's objects by number, and the calls that the checker may ask for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self.configs: dict[int, Any] = {}
+        self.number = 0
+
+    def keep(self, value: Any) -> int:
+        """Store an object, and return its number."""
+        self.number += 1
+        self.objects[self.number] = value
+        return self.number
+
+    def load(self, spec: str, adapter: str | None = None) -> Any:
+        """Load the function or the artefact that `spec` names; return its number and its signature.
+
+        With the file of an `adapter` it makes models, whose tensors are ours by that; with an empty one, which keep
+        their own.
+        """
+        runtime = runtime_of(spec)
+        build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
+        if adapter is not None:
+            build = adapted(build, read_adapter(adapter)) if adapter else opened(build)
+        return self.keep(build), described_signature(build)
+
+    def limits(self, number: int) -> dict[str, Any]:
+        """The calls that an artefact takes."""
+        return dataclasses.asdict(self.objects[number].limits)
+
+    def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
+        """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
+        function = self.objects[number]
+        args, named = self._given(args), self._given(named)
+        with tokens_kept(args, named):
+            result = (getattr(function, attribute) if attribute else function)(*args, **named)
+        if (
+            not attribute and self.configs.get(number) is not None
+        ):  # a forward pass: what it returns may hold more than its taps
+            return taps_in(result, self.configs[number])
+        if stays is None or not isinstance(result, tuple | list):
+            return result
+        return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+
+    def placements(self, number: int) -> Any:
+        """The placements that a built port on several ranks declares, as JSON values."""
+        declared = getattr(self.objects[number], "placements", {})
+        return dict(declared) if isinstance(declared, Mapping) else shown(declared)
+
+    def offers(self, number: int, name: str) -> bool:
+        """Return whether an object has the method `name`."""
+        return has_method(self.objects[number], name)
+
+    def listen(self, number: int, named: Any, largest: int) -> Any:
+        """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""
+        function = self.objects[number]
+        if isinstance(function, Listened):
+            result, operations = function.listened(largest, **named)
+            result = taps_in(result, self.configs[number])
+        else:
+            result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
+        return [result, described(operations)]
+
+    def listen_in_full(self, number: int, attribute: str, args: Any, named: Any, stays: int | None) -> Any:
+        """Call an object or its method as `call` does, and return its result and its operations, integers and bools
+        among them; an artefact that tells its operations itself has none."""
+        if isinstance(self.objects[number], Listened):
+            return [self.call(number, attribute, args, named, stays), described([])]
+        call = functools.partial(self.call, number, attribute, stays=stays)
+        result, operations = listen_once(call, args=self._given(args), named=self._given(named))
+        return [result, described(operations)]
+
+    def build(
+        self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
+    ) -> Any:
+        """Build a port; return its number, its signature, and the signatures of the methods it offers.
+
+        With a `family`, a folder for temporary files and a change of what is written there, the object `number` is the
+        loader of hub folders. There is no number but what was built if it is no function, and a sentence and None if
+        nothing was built.
+        """
+        build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
+        if family is None:
+            args = [args[0], *map(_in_memory, args[1:])]
+        try:
+            with tokens_kept(args, named):
+                forward = of_build(build(*self._given(args), **self._given(named)), args[0])
+        except PortError as error:
+            return None, safe(error), None
+        if not callable(forward):
+            return None, shown(forward), {}
+        offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
+        kept = self.keep(forward)
+        self.configs[kept] = args[0]
+        return kept, described_signature(forward), offered
+
+    def release(self, numbers: list[int]) -> None:
+        """Forget objects that the checker no longer has."""
+        for number in numbers:
+            self.objects.pop(number, None)
+            self.configs.pop(number, None)
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, Handle):
+            return self.objects[value.number]
+        if isinstance(value, dict):
+            return {name: self._given(item) for name, item in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._given(item) for item in value)
+        return value
+
+
+def _in_memory(parameters: Any) -> Any:
+    """Parameters as arrays; those of a large checkpoint come as matrices in its files."""
+    if not isinstance(parameters, dict):
+        return parameters
+    return {name: np.asarray(value) if isinstance(value, Mapped) else value for name, value in parameters.items()}
+
+
+def described_signature(function: Callable[..., Any]) -> Any:
+    """The parameters of a function as lists of name, kind, text of the annotation, and default; None if it has none."""
+    signature = signature_of(function)
+    if signature is None:
+        return None
+    return [
+        [
+            each.name,
+            int(each.kind),
+            "" if each.annotation is each.empty else safe(each.annotation),
+            None if each.default is each.empty else [each.default if isinstance(each.default, str) else None],
+        ]
+        for each in signature.parameters.values()
+    ]
+
+
+def _described_method(forward: Any, name: str) -> Any:
+    try:
+        return described_signature(call_stranger(getattr, forward, name))
+    except PortCallError:  # the call will raise it, too
+        return None
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the checker's requests until it closes the connection."""
+    worker = Worker()
+    while True:
+        try:
+            name, arguments, largest = receive_request(connection)
+        except Closed:
+            return
+        try:
+            answer = ("returned", getattr(worker, name)(*arguments))
+            parts = encoded(answer, worker.keep, largest)
+        except LoadError as error:
+            parts = encoded(("refused", str(error)), worker.keep, largest)
+        except BaseException as error:  # noqa: BLE001 - whatever a port raises, exits included, is its answer
+            parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
+        send_answer(connection, *parts)
+
+
+def _end_with(checker: int) -> None:
+    """End this process once the checker is gone, whatever the port does by then: no signal tells that it was killed."""
+    while os.getppid() == checker:
+        time.sleep(1)
+    os._exit(0)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
+    os.dup2(2, 1)  # what a port prints is not the checker's report
+    try:
+        serve(connection)
+    except OSError:  # the checker has gone
+        pass
+    finally:
+        os._exit(0)  # threads and exit handlers of the port have nothing left to do
+
+
+if __name__ == "__main__":
+    main()

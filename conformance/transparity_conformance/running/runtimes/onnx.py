@@ -1,0 +1,191 @@
+"""A graph in an ONNX file, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from transparity.config import TransformerConfig
+from transparity.limits.files import file_size
+from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.probes import as_given
+from transparity_conformance.report.text import reason
+from transparity_conformance.running.loader.inputs import NAMES, with_mask
+from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.runtimes.graph import FRAMES, OUTPUTS, Graph, graph_of
+from transparity_conformance.running.runtimes.nodes import Nodes, weights_dtype
+from transparity_conformance.running.runtimes.runtime import Limits, Listened
+
+DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
+"""The dtypes of inputs; others are int64."""
+
+FATAL = 4
+"""The runtime's log level at which it says nothing by itself: what is wrong is raised."""
+
+Cache = tuple[dict[str, np.ndarray], np.ndarray]
+"""The keys and values of earlier tokens, by the names of inputs, and their mask."""
+
+
+class OnnxModel:
+    """A graph with its weights."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, graph: Graph) -> None:
+        self.session, self.graph = session, graph
+        length = graph.fixed(1)
+        self.limits = Limits(
+            has_mask="attention_mask" in graph.inputs,
+            has_token_types="token_type_ids" in graph.inputs,
+            batch=graph.fixed(0),
+            length=length,
+            dtype=weights_dtype(graph.path),
+        )
+        self.has_cache = bool(graph.past) and len(graph.present) == len(graph.past)
+        self.has_steps = self.has_cache and length is None and self.limits.batch is None
+
+    def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
+        """The forward pass, `forward(**inputs)`; raises `LoadError` for a model of other inputs."""
+        theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
+        if self.graph.reads != theirs:
+            raise LoadError(
+                f"{self.graph.path} takes {self.graph.reads}, and the model of the checkpoint {theirs}; expected a "
+                "graph of the same, made of that checkpoint."
+            )
+        return OnnxForward(self, config)
+
+    def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
+        """The answer to a whole call, as many rows at a time as the graph takes."""
+        length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
+        for part in _parts(inputs, self.limits.batch):
+            padded = {name: _padded(value, self.limits.length) for name, value in part.items()}
+            found.append(self.run(padded, self.empty(padded), answer)[0])
+        joined = np.concatenate(found)[: _rows(inputs)]
+        return joined[:, :length] if joined.ndim == 3 else joined
+
+    def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The cache of no tokens: of its axes, the first that is not fixed is the batch."""
+        made = {}
+        for name in self.graph.past:
+            sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
+            shape = [size if isinstance(size, int) else batch.pop() if batch else 0 for size in sizes]
+            made[name] = np.zeros(shape, self._dtype(name))
+        return made
+
+    def run(
+        self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray], answer: str
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The answer, and the cache for the next step."""
+        logits, *present = self.session.run([answer, *self.graph.present], self.given(inputs, past))
+        return logits, dict(zip(self.graph.past, present, strict=False))
+
+    def values(self, inputs: Mapping[str, np.ndarray], nodes: Nodes) -> dict[str, np.ndarray]:
+        """The values of all nodes in one call."""
+        session = session_of(nodes.opened())
+        names = [each.name for each in session.get_outputs()]
+        return dict(zip(names, session.run(names, self.given(inputs, self.empty(inputs))), strict=True))
+
+    def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All that the graph takes, by its own names; what the caller does not give is as for plain text."""
+        if self.graph.reads != "token ids":
+            return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
+        tokens = inputs["input_ids"]
+        mask = inputs.get("attention_mask", np.ones_like(tokens))
+        before = mask.shape[1] - tokens.shape[1]
+        every = {
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(tokens),
+            "position_ids": np.broadcast_to(before + np.arange(tokens.shape[1]), tokens.shape),
+            "use_cache_branch": np.array([before > 0]),
+            **inputs,
+            **past,
+        }
+        return {
+            self.graph.renamed.get(name, name): np.ascontiguousarray(every[name], self._dtype(name))
+            for name in self.graph.inputs
+        }
+
+    def _dtype(self, name: str) -> Any:
+        return DTYPES.get(self.graph.inputs[name].type, np.int64)
+
+
+class OnnxForward(Listened):
+    """The forward pass of a graph."""
+
+    def __init__(self, model: OnnxModel, config: TransformerConfig) -> None:
+        self.model, self.config = model, config
+        outputs = model.graph.outputs
+        self.answer = next((name for name in outputs if name in OUTPUTS[config.head]), outputs[0])
+        if model.has_steps and config.architecture == "decoder":
+            self.step = self._step
+
+    def __call__(self, **inputs: np.ndarray) -> np.ndarray:
+        return self.model.at_once(self._named(inputs), self.answer)
+
+    def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
+        """The answer, and the operations of a graph that is called once for it."""
+        result, limits = self(**inputs), self.model.limits
+        if limits.batch is not None or limits.length is not None:
+            return result, []
+        nodes = Nodes(self.model.graph.path)
+        return result, nodes.operations(self.model.values(self._named(inputs), nodes), largest)
+
+    def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
+        """The logits of the next tokens, and the cache with them."""
+        inputs = self._named({"tokens": tokens, **further})
+        past, seen = (self.model.empty(inputs), np.ones((len(tokens), 0), np.int64)) if cache is None else cache
+        mask = np.concatenate([seen, inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))], axis=1)
+        logits, present = self.model.run(inputs | {"attention_mask": mask}, past, self.answer)
+        return logits, (present, mask)
+
+    def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs by the names of exporters, tokens first."""
+        every = with_mask(inputs, self.config)
+        ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
+        names = {ours: names[0] for ours, names in NAMES.items()}
+        names |= {"source": FRAMES} if self.config.reads_frames else {}
+        return {names[ours]: as_given(every[ours]) for ours in ordered}
+
+
+def load(path: Path) -> OnnxModel:
+    """Open an ONNX file."""
+    session = opened(path)
+    return OnnxModel(session, graph_of(path, session.get_inputs(), session.get_outputs()))
+
+
+def opened(path: Path) -> Any:
+    """The session of an ONNX file; raises `LoadError` if it cannot be read."""
+    file_size(path, LoadError)
+    try:
+        return call_stranger(session_of, str(path))
+    except PortCallError as error:
+        raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
+
+
+def session_of(model: str | bytes) -> Any:
+    """The session of a file, or of the content of one."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # its fallback prints, and tries the same again
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:
+    """The inputs, `rows` at a time; the last part repeats its last row."""
+    batch = _rows(inputs)
+    for start in range(0, batch, rows or batch):
+        chosen = np.minimum(np.arange(start, start + (rows or batch)), batch - 1)
+        yield {name: value[chosen] for name, value in inputs.items()}
+
+
+def _rows(inputs: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(inputs.values())))
+
+
+def _padded(value: np.ndarray, length: int | None) -> np.ndarray:
+    """Tokens, or their mask, with zeros on the right, up to `length`."""
+    return value if length is None or value.ndim != 2 else np.pad(value, ((0, 0), (0, length - value.shape[1])))

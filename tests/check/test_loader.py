@@ -21,8 +21,7 @@ from typer.testing import CliRunner, Result
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.checking.check import check
-from transparity_conformance.checking.testing import assert_conforms
+from transparity_conformance.checking.check import assert_conforms, check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint

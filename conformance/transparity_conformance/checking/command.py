@@ -11,7 +11,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.known import Known
+from transparity_conformance.checking.evidence import Known
 from transparity_conformance.checking.ranks.program import Beside, beside_one, run_ranks
 from transparity_conformance.checking.ranks.sizes import sized
 from transparity_conformance.checkpoints.files import BundleError

@@ -1,28 +1,38 @@
-"""Histories: one built port goes through many calls, and has to answer as a fresh one does.
+"""All that a port offers besides its forward pass, and its histories.
 
-A port that keeps state between calls (a cache that is not reset, gradients that add up, dropout switched on by a
-training, a counter) answers the first calls well. So forward passes on tokens that come back are mixed, by a seeded
-draw, with everything else that the port offers, and every answer is compared as the first was.
+In a history, one built port goes through many calls, and has to answer as a fresh one does. A port that keeps state
+between calls (a cache that is not reset, gradients that add up, dropout switched on by a training, a counter) answers
+the first calls well. So forward passes on tokens that come back are mixed, by a seeded draw, with everything else that
+the port offers, and every answer is compared as the first was.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
-from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
+from transparity_conformance.capabilities.decoding.given import what_is_generated
+from transparity_conformance.capabilities.stranger import PortError, call_stranger
+from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
 from transparity_conformance.catalogue.wholly_hidden import judged_gap
-from transparity_conformance.oracle.probes import Probe, mixed_inputs, twin
-from transparity_conformance.report.capability_result import CapabilityResult
+from transparity_conformance.checking.calls import answer_or_error
+from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.running.process.running import run
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
+from transparity_conformance.running.process.running import is_loader, run, sharding_of
+
+OF_A_CHECKPOINT = "of what load(folder) returns, gradients are compared with a checkpoint's weights, by --checkpoint"
+
+NOT_OF_GIVEN = "{}: of given parameters it is not compared; with drawn ones it is, by --config"
 
 CALLS = 120
 """Forward passes of a history: if all are right, at most one call in 40 is wrong, at 95 % (1 − 0.05^(1/n) is 2.5 %)."""
@@ -31,6 +41,55 @@ CALLS_OF_LARGE = 2
 """The same for a model whose every forward pass takes long."""
 
 CLAIM = "histories"
+
+
+def compare_offers(evidence: Evidence) -> None:
+    """Compare the capabilities and, if the port agrees so far, its histories."""
+    ran, asked, report = evidence.ran, evidence.asked, evidence.report
+    first, is_drawn = evidence.first, asked.parameters is None
+    sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
+    logits = {key: taps["logits"] for key, taps in ran.actual.items()}
+    if not first.is_large:
+        sharing["single"] = single_row(first)
+        logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
+    port = BuiltPort(
+        evidence.build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)}
+    )
+    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
+    with known_so_far(report.verdict, report.first_divergence):
+        if is_drawn:
+            left_out = not_compared(*probes_left_out(first.config, asked.probes, asked.dtype))
+            evidence.report = with_capabilities(report, left_out)
+            found = _of_drawn(report, port, passed)
+        else:
+            found = _of_given(port, passed, is_right=evidence.agrees())
+        if evidence.agrees():
+            found += compare_history(port, passed, found, () if is_drawn else OF_GIVEN)
+        evidence.report = with_capabilities(evidence.report, found)
+
+
+def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
+    """All capabilities; none of a port that computes in another precision, for they are off as well."""
+    causes = [cause for fault in report.faults for cause in fault.causes]
+    if [cause.mistake for cause in causes] == ["low-precision"]:
+        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
+        return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
+    left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
+    return compare_capabilities(port, forward, is_right=report.verdict == "agrees", left_out=left_out)
+
+
+def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+    """The capabilities that need no parameters of their own; the others are listed."""
+    offered = {row.attribute for row in offered_by(port.forward)}
+    missing = [name for name in ATTRIBUTES if name not in offered]
+    others = offered - {row.attribute for row in OF_GIVEN}
+    found = not_compared(*(f"{name}: the port does not offer it" for name in missing))
+    found += not_compared(*(NOT_OF_GIVEN.format(name) for name in others))
+    for row in (row for row in OF_GIVEN if row.attribute in offered):
+        found += compare_capability(row, port, forward, is_right=is_right)
+    if any(claim.id == "generate" for claim in found.claims):
+        found += not_compared(what_is_generated(first_of(forward.probes)[1]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -120,12 +179,8 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 
 def _error(function: Callable[..., Any], probe: Probe, expected: np.ndarray) -> float:
     """The largest difference of the logits from those expected; infinite if the port fails now."""
-    try:
-        return judged_gap(probe, "logits", run(function, probe, logits_only=True)["logits"], expected)
-    except PortProcessError:
-        raise
-    except PortError:
-        return np.inf
+    answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
+    return np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
 
 
 def _diverges(error: float, budget: float, where: str, probe: Probe, says: str) -> CapabilityResult:
@@ -136,20 +191,18 @@ def _diverges(error: float, budget: float, where: str, probe: Probe, says: str) 
 
 def _asked_again(port: BuiltPort, forward: ForwardPass, asked: _Asked) -> CapabilityResult | None:
     """The result of asking the same object again, if it is wrong now."""
-    answers: dict[str, Any] = {}
-    where = asked.way.claim
     says = "right at first, and wrong when the same object is asked again: something is kept between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
-    try:
-        for key, request in asked.requests.items():
-            answers |= call_stranger(asked.row.ask, port, asked.way, key, request)
-    except PortProcessError:
-        raise
-    except PortError:
-        claim = ClaimResult(CLAIM, "diverges", np.inf, 0.0, where)
-        return CapabilityResult((claim,), (Divergence(where, np.inf, 0.0, (cause,)),))
+    answers: dict[str, Any] = {}
+    for key, request in asked.requests.items():
+        answer = answer_or_error(functools.partial(call_stranger, asked.row.ask, port, asked.way, key, request))
+        if isinstance(answer, PortError):
+            return _wrong_again(Divergence(asked.way.claim, np.inf, 0.0, (cause,)))
+        answers |= answer
     found = asked.row.judge(asked.way, asked.requests, answers, forward).faults
-    for fault in (each for each in found if each.where not in asked.wrong):
-        claim = ClaimResult(CLAIM, "diverges", fault.error, fault.budget, fault.where)
-        return CapabilityResult((claim,), (dataclasses.replace(fault, causes=(cause,), indistinguishable=()),))
-    return None
+    wrong = next((fault for fault in found if fault.where not in asked.wrong), None)
+    return None if wrong is None else _wrong_again(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
+
+
+def _wrong_again(fault: Divergence) -> CapabilityResult:
+    return CapabilityResult((ClaimResult(CLAIM, "diverges", fault.error, fault.budget, fault.where),), (fault,))

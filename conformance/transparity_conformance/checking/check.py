@@ -17,7 +17,7 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking import forward, offers, reach
 from transparity_conformance.checking.audit.audit import with_audit
 from transparity_conformance.checking.audit.audited import audited_of
-from transparity_conformance.checking.evidence import Asked, Evidence
+from transparity_conformance.checking.evidence import Arguments, Evidence
 from transparity_conformance.checking.ranks.against_one import against_one, with_ranks
 from transparity_conformance.checking.ranks.dropout import with_dropout
 from transparity_conformance.checking.ranks.group import RankGroup, ranked_build, ranks_of
@@ -86,9 +86,9 @@ def check(
     if ranks > 1 and preset is not None and not is_own:
         config = divisible(config or preset_called(preset), ranks)
     name, many = name or name_of(build), max(ranks, ranks_of(build))
-    asked = Asked(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
+    arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
-        evidence = Evidence(asked, port, located, progress or silent)
+        evidence = Evidence(arguments, port, located, progress or silent)
         with evidence.kept():
             for stage in STAGES:
                 if all(is_met(evidence) for is_met in stage.conditions):
@@ -115,33 +115,33 @@ def _group(evidence: Evidence) -> RankGroup:
 
 def run_one_rank(evidence: Evidence) -> None:
     """Compare the ranks with one rank of the same code."""
-    asked, group, build = evidence.asked, _group(evidence), evidence.build
-    options: dict[str, Any] = {"dtype": asked.dtype, "logits_only": asked.logits_only, "progress": evidence.progress}
-    evidence.one_rank = against_one(group, build, asked.probes, **options)
+    arguments, group = evidence.arguments, _group(evidence)
+    how: dict[str, Any] = {"dtype": arguments.dtype, "logits_only": arguments.logits_only}
+    evidence.one_rank = against_one(group, evidence.build, arguments.probes, **how, progress=evidence.progress)
 
 
 def judge_ranks(evidence: Evidence) -> None:
     """Add the comparison with one rank, and replicas that differ."""
     assert evidence.one_rank is not None
     differing = _group(evidence).differing
-    evidence.report = with_ranks(evidence.report, evidence.one_rank, differing, evidence.asked.probes)
+    evidence.report = with_ranks(evidence.report, evidence.one_rank, differing, evidence.arguments.probes)
 
 
 def judge_dropout(evidence: Evidence) -> None:
     """Add what each rank drops in training."""
-    first = next(iter(evidence.asked.probes.values()))
+    first = next(iter(evidence.arguments.probes.values()))
     evidence.report = with_dropout(evidence.report, _group(evidence), built(evidence.build, first), first)
 
 
 def audit_loader(evidence: Evidence) -> None:
     """Audit the fields and tensors of a loader; given weights are those of one model, and have no variants."""
-    asked, audited = evidence.asked, audited_of(evidence.port)
+    arguments, audited = evidence.arguments, audited_of(evidence.port)
     is_loader = audited.model_type is not None
-    if asked.parameters is not None or not (is_loader if asked.audit is None else asked.audit):
+    if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
         evidence.add(not_compared=[NOT_AUDITED] if is_loader else [])
         return
-    config = asked.config or preset_called(asked.name).resized()
-    evidence.report = with_audit(evidence.report, audited, config, evidence.progress, diverges=bool(asked.audit))
+    config = arguments.config or preset_called(arguments.name).resized()
+    evidence.report = with_audit(evidence.report, audited, config, evidence.progress, diverges=bool(arguments.audit))
 
 
 STAGES = (

@@ -32,7 +32,7 @@ from transparity_conformance.running.process.running import Port, told_dtype
 INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
 
 
-class Known:
+class LastReport:
     """The last report on a port, of which `located` is told when it is new that the port diverges."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
@@ -56,7 +56,7 @@ class Known:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Arguments:
     """A check as it was asked for: the arguments of `check`."""
 
     preset: str | None
@@ -105,7 +105,7 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
     return probes_with(config, parameters, preset or "config")
 
 
-class Evidence(Known):
+class Evidence(LastReport):
     """What is known of a port: its answers, what it computed on the way to them, and the report so far."""
 
     ran: Ran
@@ -119,12 +119,12 @@ class Evidence(Known):
     one_rank: Ranks | None = None
     """The comparison with one rank of the same code."""
 
-    def __init__(self, asked: Asked, port: Port, located: Located, progress: Progress) -> None:
-        report = Report(asked.name, "inconclusive", None, dtype=asked.dtype, port=asked.port)
+    def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
+        report = Report(arguments.name, "inconclusive", None, dtype=arguments.dtype, port=arguments.port)
         super().__init__(located, report)
         self.report: Report = report
-        self.asked, self.port, self.progress = asked, port, progress
-        self.build = told_dtype(port, asked.dtype)
+        self.arguments, self.port, self.progress = arguments, port, progress
+        self.build = told_dtype(port, arguments.dtype)
         self.group: RankGroup | None = group_of(self.build)
 
     def add(self, *faults: Divergence, **found: Any) -> None:
@@ -167,7 +167,7 @@ class Evidence(Known):
 
     def shows_taps(self) -> bool:
         """Return whether more than the logits is to be compared."""
-        return not self.asked.logits_only
+        return not self.arguments.logits_only
 
     @functools.cached_property
     def clock(self) -> Clock:
@@ -176,7 +176,7 @@ class Evidence(Known):
 
     def new_clock(self) -> Clock:
         """As much time as was asked for."""
-        return Clock(self.asked.budget, self.progress)
+        return Clock(self.arguments.budget, self.progress)
 
     @property
     def judged_ranks(self) -> int:

@@ -40,14 +40,14 @@ NOT_TIED = "the head is not tied to the token embedding: its weight is drawn ane
 
 def run_probes(evidence: Evidence) -> None:
     """Run the port on every probe; the first one twice."""
-    asked = evidence.asked
-    assert len(asked.long) == len(set(asked.lengths))  # what does not fit is told before the port runs
-    ran = run_all(evidence.build, asked.probes, evidence.progress, logits_only=asked.logits_only)
+    arguments = evidence.arguments
+    assert len(arguments.long) == len(set(arguments.lengths))  # what does not fit is told before the port runs
+    ran = run_all(evidence.build, arguments.probes, evidence.progress, logits_only=arguments.logits_only)
     probes = {key: lean(probe, ran.actual[key], evidence.progress) for key, probe in ran.probes.items()}
     evidence.ran = ran = dataclasses.replace(ran, probes=probes)
     first = evidence.first
-    again = run(ran.forward, first, logits_only=asked.logits_only)
-    evidence.repeated = _repeated(first, ran.actual[first.name], again, asked.dtype)
+    again = run(ran.forward, first, logits_only=arguments.logits_only)
+    evidence.repeated = _repeated(first, ran.actual[first.name], again, arguments.dtype)
 
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
@@ -65,19 +65,19 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 def recognise_form(evidence: Evidence) -> None:
     """Read answers in another form as logits, if it has all of them."""
     ran = evidence.ran
-    evidence.form = form_of(ran.probes, ran.actual, evidence.asked.dtype)
+    evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
         evidence.ran = in_form(ran, evidence.form, ran.probes)
 
 
 def listen(evidence: Evidence) -> None:
     """Record the operations of a port whose logits are wrong; that they are is told first."""
-    asked, ran = evidence.asked, evidence.ran
-    wrong = wrong_logits(ran.probes, ran.actual, asked.dtype)
+    arguments, ran = evidence.arguments, evidence.ran
+    wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
-        evidence(Report(asked.name, "diverges", "logits", (wrong,), dtype=asked.dtype, port=asked.port))
+        evidence(Report(arguments.name, "diverges", "logits", (wrong,), dtype=arguments.dtype, port=arguments.port))
         clock = evidence.clock
-        evidence.recorded = hear(ran.forwards, ran.probes, ran.actual, asked.dtype, clock, evidence.progress)
+        evidence.recorded = hear(ran.forwards, ran.probes, ran.actual, arguments.dtype, clock, evidence.progress)
 
 
 def judge_answers(evidence: Evidence) -> None:
@@ -95,13 +95,13 @@ def _judged(
     repeated: ClaimResult | None = None,
 ) -> Report:
     """The verdict on what the port shows; with its recorded operations, unless the logits alone explain more."""
-    asked = evidence.asked
+    arguments = evidence.arguments
     verdict_on = functools.partial(
         judge,
-        asked.name,
-        port=asked.port,
-        dtype=asked.dtype,
-        logits_only=asked.logits_only,
+        arguments.name,
+        port=arguments.port,
+        dtype=arguments.dtype,
+        logits_only=arguments.logits_only,
         progress=evidence.progress,
         repeated=repeated,
         clock=clock,
@@ -140,7 +140,7 @@ def find_unsteady_line(evidence: Evidence) -> None:
 
 def build_again(evidence: Evidence) -> None:
     """Explain what has no cause in a port that answers otherwise when it is built again."""
-    report, probe, dtype = evidence.report, evidence.first, evidence.asked.dtype
+    report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
@@ -179,7 +179,7 @@ def end_forward_pass(evidence: Evidence) -> None:
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
-    evidence.add(notes=folder_note(evidence.build, evidence.asked.parameters))
+    evidence.add(notes=folder_note(evidence.build, evidence.arguments.parameters))
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
@@ -191,18 +191,18 @@ def is_explained_at_other_size(evidence: Evidence) -> bool:
 
 def explain_at_other_size(evidence: Evidence) -> None:
     """Add the causes and lines of the first wrong call at another size, as far as they are found."""
-    asked, report = evidence.asked, evidence.report
+    arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
     probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
-    taps = answer_or_error(lambda: run(forward, probe, logits_only=asked.logits_only))
+    taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
     if isinstance(taps, PortError):  # it answered this call before, and wrongly
         return
     probes, actual, recorded = {probe.name: probe}, {probe.name: taps}, NOT_ASKED
-    if not asked.logits_only:
+    if not arguments.logits_only:
         forwards = {id(wrong.parameters): forward}
-        recorded = hear(forwards, probes, actual, asked.dtype, clock, evidence.progress, row)
+        recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
     found = _judged(evidence, probes, actual, recorded, clock)
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):

@@ -45,8 +45,8 @@ CLAIM = "histories"
 
 def compare_offers(evidence: Evidence) -> None:
     """Compare the capabilities and, if the port agrees so far, its histories."""
-    ran, asked, report = evidence.ran, evidence.asked, evidence.report
-    first, is_drawn = evidence.first, asked.parameters is None
+    ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
+    first, is_drawn = evidence.first, arguments.parameters is None
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
     logits = {key: taps["logits"] for key, taps in ran.actual.items()}
     if not first.is_large:
@@ -58,7 +58,7 @@ def compare_offers(evidence: Evidence) -> None:
     passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
     with known_so_far(report.verdict, report.first_divergence):
         if is_drawn:
-            left_out = not_compared(*probes_left_out(first.config, asked.probes, asked.dtype))
+            left_out = not_compared(*probes_left_out(first.config, arguments.probes, arguments.dtype))
             evidence.report = with_capabilities(report, left_out)
             found = _of_drawn(report, port, passed)
         else:
@@ -93,7 +93,7 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """A capability in one way, and the requests that a port has answered well."""
 
     row: Capability
@@ -116,11 +116,11 @@ def compare_history(
     """
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
-    asked = [] if is_large else _asked(port, forward, first, rows or CAPABILITIES.values())
+    requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
     forward = forward if is_large else _with_twin(forward)
     keys = sorted(forward.probes)
     order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
-    for each in asked:
+    for each in requests:
         order.insert(int(random.integers(1, len(order))), each)
     return _afterwards(port, forward) or _followed(port, forward, order)
 
@@ -145,24 +145,24 @@ def _with_twin(forward: ForwardPass) -> ForwardPass:
     return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
 
 
-def _asked(
+def _requests(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability]
-) -> list[_Asked]:
+) -> list[_Request]:
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
     comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
-    return [_Asked(row, way, requests, wrong) for row, way, requests in comparable if requests]
+    return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
     """Follow the order of calls, and end with the first wrong answer."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
-        if isinstance(each, _Asked):
+        if isinstance(each, _Request):
             after = each.row.attribute
-            if wrong := _asked_again(port, forward, each):
+            if wrong := _ask_again(port, forward, each):
                 return wrong
             continue
         calls += 1
@@ -189,18 +189,18 @@ def _diverges(error: float, budget: float, where: str, probe: Probe, says: str) 
     return CapabilityResult((claim,), (Divergence("logits", error, budget, (cause,), probe=probe.name),))
 
 
-def _asked_again(port: BuiltPort, forward: ForwardPass, asked: _Asked) -> CapabilityResult | None:
+def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """The result of asking the same object again, if it is wrong now."""
     says = "right at first, and wrong when the same object is asked again: something is kept between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
-    for key, request in asked.requests.items():
-        answer = answer_or_error(functools.partial(call_stranger, asked.row.ask, port, asked.way, key, request))
+    for key, tokens in request.requests.items():
+        answer = answer_or_error(functools.partial(call_stranger, request.row.ask, port, request.way, key, tokens))
         if isinstance(answer, PortError):
-            return _wrong_again(Divergence(asked.way.claim, np.inf, 0.0, (cause,)))
+            return _wrong_again(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
         answers |= answer
-    found = asked.row.judge(asked.way, asked.requests, answers, forward).faults
-    wrong = next((fault for fault in found if fault.where not in asked.wrong), None)
+    found = request.row.judge(request.way, request.requests, answers, forward).faults
+    wrong = next((fault for fault in found if fault.where not in request.wrong), None)
     return None if wrong is None else _wrong_again(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
 
 

@@ -39,19 +39,19 @@ all, so that a busy machine leaves none out; a port that compiles for every shap
 
 def call_at_other_sizes(evidence: Evidence) -> None:
     """Call a port that agrees at other sizes, and at the long prompts that were asked for."""
-    asked, probes, reached = evidence.asked, evidence.ran.probes.values(), evidence.reached
+    arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
-        leave_out(asked.long, reached)
+        leave_out(arguments.long, reached)
         evidence.add(coverage=coverage_of(probes), not_compared=(*reached.refused, *reached.failed))
         return
-    first, parameters = evidence.first, asked.parameters
-    if asked.preset is not None and asked.config is None:
-        models = reach_of_preset(asked.preset)
+    first, parameters = evidence.first, arguments.parameters
+    if arguments.preset is not None and arguments.config is None:
+        models = reach_of_preset(arguments.preset)
     else:
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
-    reach(evidence.build, evidence.ran.forward, models, asked.dtype, evidence.progress, reached)
-    call_long(evidence.ran.forward, asked.long, asked.dtype, evidence.progress, reached)
+    reach(evidence.build, evidence.ran.forward, models, arguments.dtype, evidence.progress, reached)
+    call_long(evidence.ran.forward, arguments.long, arguments.dtype, evidence.progress, reached)
     unseen = [] if parameters is None else unseen_tokens(first.config, [*probes, *reached.probes])
     if reached.wrong:
         _add_wrong_calls(evidence)

@@ -55,7 +55,7 @@ NO_FAULT = {
 }
 """Fields about which the catalogue has no fault, with the reason."""
 
-CASES_FILE = "conformance/transparity_conformance/oracle/cases.py"
+CASES_FILE = "conformance/transparity_conformance/oracle/cases.json"
 CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
 
 IN_NO_CASE = {

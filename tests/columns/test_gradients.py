@@ -14,7 +14,7 @@ from transparity.protocol import Backend
 from transparity.training import Training
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of
-from transparity_conformance.oracle.differentiation.training import training_oracle
+from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference, share
 

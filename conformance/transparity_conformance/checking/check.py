@@ -44,9 +44,8 @@ from transparity_conformance.identify.alignment.lines.reported import with_first
 from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.identify.alignment.ties.exchanges import with_exchanges
 from transparity_conformance.oracle.budgets import HALF
-from transparity_conformance.oracle.lean import lean
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probes_left_out, probes_of, probes_with
+from transparity_conformance.oracle.probes import Probe, lean, probes_left_out, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.oracle.reach.models import reach_of, reach_of_preset

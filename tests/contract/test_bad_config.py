@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity import TransformerConfig, preset
 from transparity.config import FIELD_TYPES
@@ -39,51 +40,51 @@ def refusal(**fields: Any) -> str:
     return message
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [8], math.nan, 10**30, np.ones((2, 2))], ids=repr)
-@pytest.mark.parametrize("field", WHOLE_NUMBERS)
+@for_each("value", [-1, 1.5, "8", True, [8], math.nan, 10**30, np.ones((2, 2))])
+@for_each("field", WHOLE_NUMBERS)
 def test_a_size_that_is_no_whole_number_in_reach(field: str, value: Any) -> None:
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
 
-@pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "image_channels", "source_vocab_size"])
+@for_each("field", ["max_length", "embed_dim", "num_heads", "image_channels", "source_vocab_size"])
 def test_a_size_of_zero(field: str) -> None:
     assert refusal(**{field: 0}).startswith(f"{field} is 0; it should be between 1 and ")
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True], ids=repr)
-@pytest.mark.parametrize("field", OPTIONAL)
+@for_each("value", [0, -1, 1.5, "8", True])
+@for_each("field", OPTIONAL)
 def test_a_size_that_may_be_absent_and_is_none(field: str, value: Any) -> None:
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
 
-@pytest.mark.parametrize("value", [3.0, "1", [0.0], [-1.0], ["1"], [math.inf], [math.nan], [True], [[1.0]]], ids=repr)
-@pytest.mark.parametrize("field", LISTS)
+@for_each("value", [3.0, "1", [0.0], [-1.0], ["1"], [math.inf], [math.nan], [True], [[1.0]]])
+@for_each("field", LISTS)
 def test_a_list_of_anything_but_positive_numbers(field: str, value: Any) -> None:
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, "1", math.inf, math.nan, True], ids=repr)
-@pytest.mark.parametrize("field", CAPS)
+@for_each("value", [0.0, -1.0, "1", math.inf, math.nan, True])
+@for_each("field", CAPS)
 def test_a_cap_that_is_no_positive_number(field: str, value: Any) -> None:
     assert refusal(**{field: value}).endswith("a finite number > 0.")
 
 
-@pytest.mark.parametrize("value", ["no such choice", None, 1, ["layer"], np.ones((2, 2))], ids=repr)
-@pytest.mark.parametrize("field", CHOICES)
+@for_each("value", ["no such choice", None, 1, ["layer"], np.ones((2, 2))])
+@for_each("field", CHOICES)
 def test_a_choice_that_is_not_offered(field: str, value: Any) -> None:
     message = refusal(**{field: value})
     assert message.startswith(f"{field} is ")
     assert getattr(CONFIG, field) in message, "the choices are listed"
 
 
-@pytest.mark.parametrize("value", [None, 1, "yes", [True]], ids=repr)
-@pytest.mark.parametrize("field", SWITCHES)
+@for_each("value", [None, 1, "yes", [True]])
+@for_each("field", SWITCHES)
 def test_a_switch_that_is_neither_on_nor_off(field: str, value: Any) -> None:
     assert refusal(**{field: value}).endswith("it should be true or false.")
 
 
-@pytest.mark.parametrize("value", [None, "0.1", math.nan, math.inf, True, [0.1]], ids=repr)
-@pytest.mark.parametrize("field", NUMBERS)
+@for_each("value", [None, "0.1", math.nan, math.inf, True, [0.1]])
+@for_each("field", NUMBERS)
 def test_a_number_that_is_none(field: str, value: Any) -> None:
     assert refusal(**{field: value}).startswith(f"{field} is ")
 
@@ -141,7 +142,7 @@ def test_the_quoted_value_is_short() -> None:
     assert len(refusal(norm="x" * 10_000)) < 150
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("", "The configuration is not JSON"),
@@ -156,7 +157,6 @@ def test_the_quoted_value_is_short() -> None:
             "The configuration is not JSON: a field is repeated",
         ),
     ],
-    ids=lambda text: text[:30],
 )
 def test_json_that_is_no_configuration(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -165,13 +165,13 @@ def test_json_that_is_no_configuration(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["no-such-preset", None, ["walkthrough"]], ids=repr)
+@for_each("name", ["no-such-preset", None, ["walkthrough"]])
 def test_a_preset_that_does_not_exist(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"^There is no preset .*; the presets are walkthrough, .*\.$"):
         preset(name)
 
 
-@pytest.mark.parametrize("value", ["x", None, 0, 2.5], ids=repr)
+@for_each("value", ["x", None, 0, 2.5])
 def test_a_size_that_resized_cannot_use(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^embed_dim is "):
         CONFIG.resized(embed_dim=value)
@@ -195,12 +195,12 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)
 
 
-@pytest.mark.parametrize("types", ["full", [1], [""], [None], {"a": 1}, 3], ids=repr)
+@for_each("types", ["full", [1], [""], [None], {"a": 1}, 3])
 def test_kinds_of_layers_that_are_no_names(types: Any) -> None:
     assert refusal(layer_types=types).startswith("layer_types is ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("overrides", "says"),
     [
         ("full", "layer_overrides is 'full'; it should be {kind: {field: value}}"),

@@ -7,7 +7,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pytest
+from tests.looping import for_each
 
 ROOT = Path(__file__).parents[2]
 CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs")
@@ -36,7 +36,7 @@ def test_no_folder_has_more_files_than_one_can_name() -> None:
     assert {folder: count for folder, count in counted.items() if count > MOST_FILES and folder not in LISTS} == {}
 
 
-@pytest.mark.parametrize("folder", CODE)
+@for_each("folder", CODE)
 def test_no_function_is_longer_than_a_screen(folder: str) -> None:
     paths = [path for path in python_files() if path.parts[0] == folder]
     assert paths, f"{folder} has no files"

@@ -53,7 +53,7 @@ def test_a_parameter_is_extra(backend: Backend, refused: Refused) -> None:
         backend(CONFIG, PARAMETERS | {"head.wieght": WEIGHT})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "says"),
     [
         (WEIGHT.T, "has the shape (24, 31), not (31, 24) (it looks transposed)."),
@@ -71,7 +71,6 @@ def test_a_parameter_is_extra(backend: Backend, refused: Refused) -> None:
         ([[1.0], [2.0, 3.0]], "is [[1.0], [2.0, 3.0]]; expected an array (setting an array element with a sequence)."),
         (Unreadable(), "is <"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_parameter_is_not_as_it_should_be(backend: Backend, refused: Refused, value: Any, says: str) -> None:
     with refused(ParameterError, f"Parameter 'head.weight' {says}"):

@@ -9,6 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -111,11 +112,10 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@for_each("read", READERS.values())
-@for_each("name", NAMES.values())
-def test_a_name_that_no_file_has(tmp_path: Path, read: Callable[[Path], object], name: str) -> None:
+@for_each(("read", "name"), product(READERS, NAMES))
+def test_a_name_that_no_file_has(tmp_path: Path, read: str, name: str) -> None:
     (tmp_path / "file").touch()
-    refusal_at_once(lambda: read(tmp_path / name))
+    refusal_at_once(lambda: READERS[read](tmp_path / NAMES[name]))
 
 
 @for_each("name", NAMES.values())
@@ -123,46 +123,35 @@ def test_outputs_under_a_name_that_no_file_has(tmp_path: Path, written: tuple[Pa
     refusal_at_once(lambda: read_actual(tmp_path / name, written[1]))
 
 
-@for_each("read", READERS.values())
-@for_each("make", MAKERS)
-def test_something_else_where_a_file_is_read(
-    tmp_path: Path, read: Callable[[Path], object], make: Callable[[Path], None]
-) -> None:
+@for_each(("read", "make"), product(READERS, MAKERS))
+def test_something_else_where_a_file_is_read(tmp_path: Path, read: str, make: Callable[[Path], None]) -> None:
     for ending in ("", ".json", ".py"):
         make(tmp_path / f"it{ending}")
-    refusal_at_once(lambda: read(tmp_path / "it"))
+    refusal_at_once(lambda: READERS[read](tmp_path / "it"))
 
 
-@for_each("make", MAKERS)
-def test_something_else_where_outputs_are_read(
-    tmp_path: Path, written: tuple[Path, Bundle], make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "actual.safetensors")
-    refusal_at_once(lambda: read_actual(tmp_path / "actual.safetensors", written[1]))
-
-
-@for_each("name", ["manifest.json", *FILES])
-@for_each("make", MAKERS)
-def test_something_else_in_a_bundle(
+@for_each(("name", "make"), product(["actual.safetensors", "manifest.json", *FILES], MAKERS))
+def test_something_else_in_a_bundle_or_for_its_outputs(
     tmp_path: Path, written: tuple[Path, Bundle], make: Callable[[Path], None], name: str
 ) -> None:
     copy = Path(shutil.copytree(written[0], tmp_path / "copy"))
-    (copy / name).unlink()
+    (copy / name).unlink(missing_ok=True)
     make(copy / name)
-    refusal_at_once(lambda: read_bundle(copy))
+    is_output = name == "actual.safetensors"
+    refusal_at_once(lambda: read_actual(copy / name, written[1]) if is_output else read_bundle(copy))
 
 
-@for_each(
-    ("name", "others"),
-    [
-        ("config.json", {}),
-        ("model.safetensors", {"config.json": GPT2}),
-        ("other.safetensors", {"config.json": GPT2}),
-        ("model.safetensors.index.json", {"config.json": GPT2}),
-        ("part.safetensors", {"config.json": GPT2, "model.safetensors.index.json": INDEX}),
-    ],
+CHECKPOINTS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("config.json", {}),
+    ("model.safetensors", {"config.json": GPT2}),
+    ("other.safetensors", {"config.json": GPT2}),
+    ("model.safetensors.index.json", {"config.json": GPT2}),
+    ("part.safetensors", {"config.json": GPT2, "model.safetensors.index.json": INDEX}),
 )
-@for_each("make", MAKERS)
+"""A file of a checkpoint, and the files beside it."""
+
+
+@for_each(("name", "others", "make"), [(*each, make) for each, make in product(CHECKPOINTS, MAKERS)])
 def test_something_else_in_a_checkpoint(
     tmp_path: Path, make: Callable[[Path], None], name: str, others: dict[str, str]
 ) -> None:

@@ -40,7 +40,6 @@ def test_what_the_loss_does_not_depend_on_has_a_gradient_of_zero(differentiating
     assert gradients["head.weight"].any()
 
 
-@pytest.mark.sampled(2)
 def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
     config = dataclasses.replace(preset("notes-lm").resized(num_decoder_layers=1), norm="batch")
     parameters = probe_parameters(config, 1)

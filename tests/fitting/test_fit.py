@@ -35,7 +35,6 @@ def test_the_weights_of_the_module_are_not_touched() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

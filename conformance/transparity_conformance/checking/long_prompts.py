@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
-from transparity_conformance.checking.reach.calls import Comparison, Reached, call_model
+from transparity_conformance.checking.calls import Comparison, Reached, call_model
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe

@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
 
-HELPERS = {"gated_norm", "gates", "mixture", "scopes", "sites", "wholly_hidden", "fault"}
+HELPERS = {"gated_norm", "gates", "mixture", "scopes", "sites", "fault"}
 
 
 def test_every_file_of_faults_is_in_the_catalogue() -> None:

@@ -12,17 +12,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.catalogue.masks import right_mask, scores_at, sinks_at
+from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    normalized_and_rotated,
-    own_config,
-    split,
-    sublayer_input,
-)
+from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
+from transparity_conformance.oracle.masks import own_config, right_mask, split
 from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.attention import (
     attention_scores,

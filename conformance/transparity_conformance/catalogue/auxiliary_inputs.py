@@ -10,8 +10,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.embedding import right_ids, right_positions
 from transparity_conformance.catalogue.fault import Fault, WalkState
-from transparity_conformance.catalogue.masks import Mask, MaskParts, weighed
-from transparity_conformance.catalogue.sites import Value, given_mask, padding_at
+from transparity_conformance.catalogue.masks import weighed
+from transparity_conformance.catalogue.sites import Value
+from transparity_conformance.oracle.masks import Mask, MaskParts, given_mask, padding_at
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 """From the token types and the highest one to the wrong ones."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from transparity_conformance.catalogue.fault import Settings, WalkState
-from transparity_conformance.catalogue.sites import Value, apply_linear, own_config, recurrence_input
+from transparity_conformance.catalogue.sites import Value, apply_linear, recurrence_input
+from transparity_conformance.oracle.masks import own_config
 from transparity_numpy.arithmetic.functional import silu
 
 

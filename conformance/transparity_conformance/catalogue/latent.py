@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
 from transparity_conformance.catalogue.normalization import norm_with
-from transparity_conformance.catalogue.sites import Value, is_latent, norm_input, split
+from transparity_conformance.catalogue.sites import Value, is_latent, norm_input
+from transparity_conformance.oracle.masks import split
 
 NORMS: Mapping[str, tuple[str, Settings]] = {
     "without gain": ("the norm of the latent of {role} has no gain", {"gained": False}),

@@ -12,60 +12,14 @@ import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
 from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState
-from transparity_conformance.catalogue.sites import (
-    Value,
-    has_padding,
-    is_causal,
-    length_at,
-    own_config,
-    padding_at,
-    split,
-)
+from transparity_conformance.catalogue.sites import Value, has_padding
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
-from transparity_numpy.masks import window_mask
-
-Mask = np.ndarray
-"""True where a query (batch, 1, queries, keys) sees a key."""
-
-
-class MaskParts:
-    """The parts of the right mask of one attention."""
-
-    def __init__(self, state: WalkState, site: str) -> None:
-        self.state, self.site = state, site
-        causal = is_causal(site)
-        self.length, self.config = length_at(state, site), state.config
-        self.padding = padding_at(state, site)
-        """(batch, 1, 1, keys), whether or not padding is masked here."""
-        self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
-        self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
-        self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
-        own = own_config(state.config, site)
-        self.layer_window, self.window_kind = own.sliding_window, own.window_kind
-        self.window = self.layer_window if split(site)[1] == "self_attention" else None
-        self.square = np.ones_like(self.past)
-
-    def seen(self, settings: Settings) -> Mask:
-        """The mask, in which `settings` may change `past`, `padding`, `window` and `window_kind`, each by a function of
-        these parts, where the first of the chunks begins, whether it `masks_padding`, and whether all is `inverted`."""
-        mask = settings.get("past", lambda parts: parts.past)(self)
-        if settings.get("masks_padding", self.masks_padding):
-            mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
-        window = settings.get("window", lambda parts: parts.window)(self)
-        if window is not None:
-            kind, begin = settings.get("window_kind", lambda parts: parts.window_kind)(self), settings.get("begin", 0)
-            within = window_mask(np.arange(self.length + begin)[None], self.length + begin, window, kind)
-            mask = mask & within[..., begin:, begin:]
-        return ~mask if settings.get("inverted") else mask
 
 
 def layer_of(site: str) -> int:
     return int(site.split(".")[2])
-
-
-def right_mask(state: WalkState, site: str) -> Mask:
-    return MaskParts(state, site).seen({})
 
 
 def _masked(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:

@@ -25,9 +25,9 @@ from transparity_conformance.catalogue.sites import (
     norm_input,
     norm_scope,
     parameters_of,
-    split,
     sublayers,
 )
+from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.attention import project_heads
 from transparity_numpy.normalization import norm

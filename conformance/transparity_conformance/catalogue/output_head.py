@@ -15,7 +15,8 @@ from transparity.config.transformer_config import Pooling
 from transparity.parameters import shared
 from transparity_conformance.catalogue.attention import KNOWN_CAPS
 from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState
-from transparity_conformance.catalogue.sites import Value, apply_linear, padding_at, parameters_of
+from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
+from transparity_conformance.oracle.masks import padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.head import head, pool, transform_for_head

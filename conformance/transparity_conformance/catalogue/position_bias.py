@@ -10,7 +10,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, WalkState
-from transparity_conformance.catalogue.sites import Value, distances_at, length_at, normalized_and_rotated, split
+from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
+from transparity_conformance.oracle.masks import length_at, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 

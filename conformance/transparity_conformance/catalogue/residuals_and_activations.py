@@ -21,14 +21,13 @@ from transparity_conformance.catalogue.sites import (
     is_normed,
     layer_input,
     output_of,
-    own_config,
-    split,
     stream,
     sublayer_input,
     sublayer_of,
     sublayers,
 )
 from transparity_conformance.oracle.budgets import rounded_to
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.catalogue.sites import Value, own_config, parameters_of, split
+from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import rotary_frequencies, rotate, yarn_ends
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
-from transparity_conformance.catalogue.masks import right_mask, scores_at, sinks_at
-from transparity_conformance.catalogue.sites import Value, split
+from transparity_conformance.catalogue.masks import scores_at, sinks_at
+from transparity_conformance.catalogue.sites import Value
+from transparity_conformance.oracle.masks import right_mask, split
 from transparity_numpy.attention import attention_weights
 
 SINKS: dict[str, tuple[str, Callable[[Value, TransformerConfig], Value | None]]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.attention import attended
 from transparity_conformance.catalogue.fault import Fault
-from transparity_conformance.catalogue.sites import own_config, split
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.positions import query_temperature
 
 Factor = Callable[[TransformerConfig, TransformerConfig, np.ndarray, Callable[..., Any]], Any]

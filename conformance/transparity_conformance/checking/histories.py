@@ -17,8 +17,8 @@ import numpy as np
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError, call_stranger
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, twin
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from transparity.limits.stored import chosen
-from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
@@ -27,6 +26,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.diagnosis.search.several import several_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import (
     Cause,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.checking.forms.table import LOGITS, PARTS, VALUES, OtherForm, Part, Value, error
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.report.report import Cause, Divergence, Report
@@ -107,7 +107,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
     ours = oracle.expected[tap]
     with np.errstate(all="ignore"):
         apart = error(value, part.read(answer, ours.shape), part.part(ours))
-    free = part.part(free_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
+    free = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
     apart = np.where(free if free.shape == apart.shape else free.any(-1), 0.0, apart)
     largest = float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0.0))
     own = RULES[dtype].budget(0.0, epsilon(dtype), float(np.abs(value.of(ours)).max(initial=0.0)))

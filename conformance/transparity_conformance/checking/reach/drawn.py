@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.loader.spoken import seeded

@@ -12,7 +12,7 @@ from transparity_conformance.catalogue.embedding import right_ids, right_positio
 from transparity_conformance.catalogue.fault import Fault, WalkState
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
-from transparity_conformance.oracle.masks import Mask, MaskParts, given_mask, padding_at
+from transparity_conformance.oracle.masks import Call, Mask, MaskParts, given_mask, padding_at
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 """From the token types and the highest one to the wrong ones."""
@@ -30,7 +30,7 @@ TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
 
 EXCHANGED = "token_types"
 
-MASKS: dict[str, tuple[str, Callable[[WalkState, str], Mask]]] = {
+MASKS: dict[str, tuple[str, Callable[[Call, str], Mask]]] = {
     "tokens": (
         "the padding token is masked, whatever the attention_mask",
         lambda state, site: padding_at(state, site, by_token=True),

@@ -20,11 +20,7 @@ OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
     ("none", "token types are not embedded", None),
     ("all 0", "all tokens are of type 0, whatever the token_types", lambda types, most: 0 * types),
-    (
-        "all 1",
-        "all tokens are of type 1, whatever the token_types",
-        lambda types, most: 0 * types + min(1, most),
-    ),
+    ("all 1", "all tokens are of type 1, whatever the token_types", lambda types, most: 0 * types + min(1, most)),
     ("turned", "the token types are in the opposite order", lambda types, most: most - types),
 )
 
@@ -36,10 +32,7 @@ MASKS: dict[str, tuple[str, Callable[[Call, str], Mask]]] = {
         lambda state, site: padding_at(state, site, by_token=True),
     ),
     "none": ("the attention_mask is ignored", lambda state, site: np.ones_like(padding_at(state, site))),
-    "inverted": (
-        "the attention_mask is inverted: its ones are masked",
-        lambda state, site: ~padding_at(state, site),
-    ),
+    "inverted": ("the attention_mask is inverted: its ones are masked", lambda state, site: ~padding_at(state, site)),
     EXCHANGED: (
         "token_types and attention_mask are exchanged",
         lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],

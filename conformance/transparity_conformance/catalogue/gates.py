@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.config.fields import usual
 from transparity_conformance.catalogue.mixture import bounded
 from transparity_conformance.catalogue.sites import Value
 
@@ -36,9 +37,6 @@ BOUNDS: dict[str, tuple[str, Bound]] = {
 }
 """Wrong bounds of a gate, in words and as functions (swiglu_limit)."""
 
-KNOWN_LIMITS = (7.0, 10.0)
-"""Usual limits."""
-
 
 def bounds(config: TransformerConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """The id, the variant, the description and the settings of each fault."""
@@ -46,7 +44,7 @@ def bounds(config: TransformerConfig) -> Iterator[tuple[str, str, str, dict[str,
     if limit is not None:
         for name, (says, bound) in BOUNDS.items():
             yield "gate-limit", name, f"{says.format(limit=limit)} (swiglu_limit)", {"bounded": bound}
-        for other in (known for known in KNOWN_LIMITS if known != limit):
+        for other in (each for each in usual("gate_limit") if each != limit):
             says = f"the gate and the up projection are bounded by {other:g} instead of {limit:g} (swiglu_limit)"
             yield "gate-limit", f"{other:g}", says, {"bounded": partial(_bounded_by, other)}
     if not offset:

@@ -82,17 +82,9 @@ BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
 
 
 CAUSAL = (
+    _masked("causal-missing", "missing", "the causal mask is missing: the future is visible", past=lambda m: m.square),
     _masked(
-        "causal-missing",
-        "missing",
-        "the causal mask is missing: the future is visible",
-        past=lambda m: m.square,
-    ),
-    _masked(
-        "causal-diagonal",
-        "shows the next",
-        "each position sees the next one, too",
-        past=lambda m: np.tril(m.square, 1),
+        "causal-diagonal", "shows the next", "each position sees the next one, too", past=lambda m: np.tril(m.square, 1)
     ),
     _masked(
         "mask-polarity",
@@ -102,33 +94,19 @@ CAUSAL = (
     ),
 )
 CAUSAL_AND_PADDING = (
+    _masked("mask-polarity", "causal inverted", "the causal part of the mask is inverted", past=lambda m: ~m.past),
     _masked(
-        "mask-polarity",
-        "causal inverted",
-        "the causal part of the mask is inverted",
-        past=lambda m: ~m.past,
-    ),
-    _masked(
-        "mask-polarity",
-        "padding inverted",
-        "the padding part of the mask is inverted",
-        padding=lambda m: ~m.padding,
+        "mask-polarity", "padding inverted", "the padding part of the mask is inverted", padding=lambda m: ~m.padding
     ),
 )
 PADDING = (
     _masked("padding-ignored", "not hidden", "padding is not masked", padding=lambda m: np.ones_like(m.padding)),
     _masked(
-        "padding-axis",
-        "queries",
-        "padded queries are masked instead of padded keys",
-        padding=lambda m: m.query_padding,
+        "padding-axis", "queries", "padded queries are masked instead of padded keys", padding=lambda m: m.query_padding
     ),
 )
 PADDING_HIDDEN = _masked(
-    "padding-ignored",
-    "hidden",
-    "padding is masked, but the reference leaves it visible",
-    masks_padding=True,
+    "padding-ignored", "hidden", "padding is masked, but the reference leaves it visible", masks_padding=True
 )
 INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
 DIAGONAL = tuple(

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
+from transparity.config.fields import usual
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState
 from transparity_conformance.catalogue.gated_norm import gated_norm
 from transparity_conformance.catalogue.sites import (
     Value,
@@ -31,8 +32,6 @@ from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.attention import project_heads
 from transparity_numpy.normalization import norm
-
-KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 patch = partial(_normed_first, source)
                 yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
     if has_eps(config, site):
-        yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
+        yield from (other_eps(config, eps) for eps in usual("norm_eps") if eps != config.norm_eps)
     if not is_norm(config, site):
         return
     right = form_at(config, site)
@@ -212,11 +211,9 @@ def form_at(config: TransformerConfig, site: str) -> Form:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
     # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
-    made: dict[str, Any] = {"formula": norm_with, "settings": {"eps": eps}}
-    return Fault("norm-eps", f"{eps:.3g}", description, **made, value=eps, equivalents=ties)
+    return dataclasses.replace(EPS.fault(config, eps), equivalents=ties)
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
@@ -230,6 +227,9 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
     return _formed_by(form, state, site, norm_input(state, site))
+
+
+EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, lambda v: {"eps": v}, "{v:.3g}")
 
 
 def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:

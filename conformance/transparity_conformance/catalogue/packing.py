@@ -113,10 +113,7 @@ def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
 
 
 def _repacked(
-    config: TransformerConfig,
-    parameters: Arrays,
-    site: str,
-    read: Callable[[list[np.ndarray]], list[np.ndarray]],
+    config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> Arrays:
     """The weight and bias that are read for the role at `site`."""
     scope, role = site.rpartition(".")[::2]

@@ -20,10 +20,7 @@ ORDERS = {
 """Orders of the patches (batch, rows, columns, numbers)."""
 
 LAYOUTS = {
-    "channels last": (
-        "a patch is read pixel by pixel with all channels of each, not channel by channel",
-        (1, 2, 0),
-    ),
+    "channels last": ("a patch is read pixel by pixel with all channels of each, not channel by channel", (1, 2, 0)),
     "columns first": ("the pixels of a patch are read column by column, not row by row", (0, 2, 1)),
 }
 """Orders of the numbers of a patch (channels, rows, columns)."""

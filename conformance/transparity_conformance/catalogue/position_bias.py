@@ -119,11 +119,7 @@ SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
         lambda heads: -np.sort(-alibi_slopes(heads)),
         "slopes are sorted by size, without those of the power of two first",
     ),
-    (
-        "from 0",
-        lambda heads: 2.0 ** (-8 / heads * np.arange(heads)),
-        "the first slope is 1: heads are counted from 0",
-    ),
+    ("from 0", lambda heads: 2.0 ** (-8 / heads * np.arange(heads)), "the first slope is 1: heads are counted from 0"),
     (
         "of the power above",
         lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],

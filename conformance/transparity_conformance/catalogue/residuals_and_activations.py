@@ -180,10 +180,7 @@ def _sigmoid(x: Value) -> Value:
 ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "relu": (lambda x: np.maximum(x, 0), "ReLU"),
     "gelu": (lambda x: x / 2 * (1 + _erf(x / math.sqrt(2))), "GELU (erf)"),
-    "gelu-tanh": (
-        lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        "GELU (tanh)",
-    ),
+    "gelu-tanh": (lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), "GELU (tanh)"),
     "gelu-quick": (lambda x: x * _sigmoid(1.702 * x), "quick GELU (x · sigmoid(1.702 x))"),
     "silu": (lambda x: x * _sigmoid(x), "SiLU"),
     "tanh": (np.tanh, "tanh"),

@@ -11,7 +11,7 @@ from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.departures import departures
+from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.undetermined import judged

@@ -28,15 +28,16 @@ COUNT = Range(lambda x: 1 <= x <= LARGEST, f"between 1 and {LARGEST}")
 """The default range of whole numbers."""
 
 
-def number(default: float | None, range: Range, *tried: float | None) -> Any:
+def number(default: float | None, range: Range, *tried: float | None, usual: tuple[float, ...] = ()) -> Any:
     """Return a dataclass field for a number within `range`.
 
     Args:
         default: its default.
         range: the possible numbers.
         tried: the values that drawn configurations try, the simplest first; none: it is not drawn.
+        usual: the values that published models and ports have, the likeliest first.
     """
-    return dataclasses.field(default=default, metadata={"range": range, "tried": tried})
+    return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})
 
 
 def numbers(range: Range) -> Any:
@@ -48,3 +49,11 @@ def whole(default: int | None, *tried: int | None, least: int = 1, most: int = L
     """Return a dataclass field for a whole number from `least` to `most`; `tried` as for `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})
+
+
+def usual(name: str) -> tuple[float, ...]:
+    """Return the usual values of a number of the configuration, the likeliest first."""
+    from transparity.config.transformer_config import TransformerConfig  # which imports this module
+
+    found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
+    return found

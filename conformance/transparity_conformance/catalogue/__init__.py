@@ -7,44 +7,39 @@ from collections.abc import Callable, Iterator
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import (
     attention,
-    auxiliary_inputs,
     embedding,
     experts,
-    frames,
-    latent,
+    inputs,
     masks,
     normalization,
     output_head,
     packing,
     parameters,
-    patches,
     position_bias,
     recurrence,
-    residuals_and_activations,
+    residuals,
     rotary,
     sharding,
-    sinks,
 )
-from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFault
-from transparity_conformance.catalogue.scopes import groups
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFault, groups
 
 OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     embedding.faults,
-    patches.faults,
-    frames.faults,
-    auxiliary_inputs.faults,
+    inputs.patch_faults,
+    inputs.frame_faults,
+    inputs.token_type_and_mask_faults,
     parameters.faults,
     packing.faults,
-    latent.faults,
+    normalization.latent_faults,
     rotary.faults,
     position_bias.faults,
     attention.faults,
     recurrence.faults,
     attention.temperature_faults,
     masks.faults,
-    sinks.faults,
+    masks.sink_faults,
     normalization.faults,
-    residuals_and_activations.faults,
+    residuals.faults,
     experts.faults,
     output_head.faults,
 )
@@ -76,7 +71,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
     """Faults of the whole model, which have no site."""
-    for fault in residuals_and_activations.whole_model_faults(config):
+    for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault)
 
 

@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.config.fields import usual
 from transparity.config.transformer_config import Pooling
 from transparity.parameters import shared
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Patch, Settings, WalkState, made, row
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Patch,
+    Settings,
+    WalkState,
+    made,
+    row,
+    usual,
+)
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
 from transparity_conformance.oracle.masks import padding_at
 from transparity_numpy.arithmetic.functional import nest

@@ -11,8 +11,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
-from transparity_conformance.catalogue.residuals_and_activations import ACTIVATIONS
 from transparity_conformance.catalogue.sites import (
     Value,
     apply_linear,

@@ -16,15 +16,12 @@ import numpy as np
 from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.diagnosis.search.search import Search
+from transparity_conformance.diagnosis.search.search import DEEPEST, Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.report import Cause
-
-DEEPEST = 3
-"""The most faults that are put together in a segment; two where logits are all that is known, which more would fit."""
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,3 @@ def whole(default: int | None, *tried: int | None, least: int = 1, most: int = L
     """Return a dataclass field for a whole number from `least` to `most`; `tried` as for `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})
-
-
-def usual(name: str) -> tuple[float, ...]:
-    """Return the usual values of a number of the configuration, the likeliest first."""
-    from transparity.config.transformer_config import TransformerConfig  # which imports this module
-
-    found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
-    return found

@@ -12,10 +12,9 @@ from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
-from transparity_conformance.diagnosis.explain import DEEPEST
 from transparity_conformance.diagnosis.probe_result import Results, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.search import WALKS
+from transparity_conformance.diagnosis.search.search import DEEPEST, WALKS
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.report.report import Divergence
 

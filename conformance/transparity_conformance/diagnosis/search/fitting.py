@@ -12,8 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import numeric_faults
-from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState
-from transparity_conformance.catalogue.scopes import groups
+from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState, groups
 
 PROMISING = 12
 """The steps of the golden section after which the right number is found to within 1/300 of the grid's spacing."""

@@ -21,6 +21,9 @@ BEAM = 8
 WALKS = 500
 """Walks of one sweep: as many combinations are extended by every candidate as it allows for."""
 
+DEEPEST = 3
+"""The most faults that are put together in a segment; two where logits are all that is known, which more would fit."""
+
 SAMPLE = 4096
 """Effects are added at this many random elements: those of a large model would not fit into memory."""
 

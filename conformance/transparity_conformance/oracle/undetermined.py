@@ -16,9 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.catalogue.fault import WalkState
-from transparity_conformance.catalogue.masks import right_mask
-from transparity_conformance.catalogue.sites import own_config
+from transparity_conformance.oracle.masks import own_config, right_mask
 from transparity_conformance.oracle.near_ties import dependent, has_router
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -34,7 +32,7 @@ _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
-def free_positions(probe: Probe, dtype: str = "float32") -> Arrays:
+def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
     """By tap, True where a value depends on the convention, or on a choice of experts that rounding in `dtype` may
     turn; taps without such a position are left out."""
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
@@ -75,7 +73,7 @@ def judged(
         shown: the taps from which ours was computed. Where those of every router's logits are among them, the port's
             own scores tell a near-tie from a wrong choice.
     """
-    free = (hidden_positions(probe) if shows_routers(probe, shown) else free_positions(probe, dtype)).get(tap)
+    free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:
         return actual
     return np.where(free & np.isfinite(actual), ours, actual)
@@ -116,26 +114,25 @@ def _measure(probe: Probe) -> Arrays:
 
 def blind_rows(probe: Probe) -> np.ndarray:
     """The rows in which a query sees no key, in any layer, as bools (rows,): the inputs alone tell."""
-    state, rows = WalkState(probe.config, {}, probe.inputs), len(next(iter(probe.inputs.values())))
+    rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
     weights = (name for name in taps if name.endswith("attention.weights"))
     blind = np.zeros(rows, bool)
     for name in weights:
-        mask = np.asarray(right_mask(state, name))
+        mask = np.asarray(right_mask(probe, name))
         blind |= ~mask.any(-1).reshape(len(mask), -1).all(1)
     return blind
 
 
 def _changed(probe: Probe, convention: Convention) -> Arrays:
     """By tap, True where `convention` changes more than float64 rounds; empty if every row sees some key."""
-    state = WalkState(probe.config, {}, probe.inputs)
     apart, is_used = Arrays(), False
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         nonlocal is_used
         if name.endswith("attention.weights"):
-            blind = ~np.broadcast_to(right_mask(state, name), value.shape).any(-1, keepdims=True)
+            blind = ~np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
             is_used = is_used or bool(blind.any())
             value = np.where(blind, convention(value), value)
         if is_used and (probe.kept is None or name in probe.kept):  # before that nothing has changed

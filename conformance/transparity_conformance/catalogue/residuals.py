@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
-from transparity_conformance.catalogue.gates import bounds
-from transparity_conformance.catalogue.mixture import gated, mixed
+from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, GATES, activated, bounds, is_activated
 from transparity_conformance.catalogue.normalization import normed, normed_input
 from transparity_conformance.catalogue.sites import (
     Value,
     added,
-    apply_linear,
     branch_end,
     is_normed,
     layer_input,
     output_of,
-    own_config,
-    split,
     stream,
     sublayer_input,
     sublayer_of,
     sublayers,
 )
 from transparity_conformance.oracle.budgets import rounded_to
+from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
@@ -92,12 +88,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
         description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
         yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
-
-
-def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is what an activation makes: hidden features, or the sum of experts, which show none."""
-    routed = own_config(config, site).num_experts > 0
-    return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
@@ -167,89 +157,6 @@ WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
 
 def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     return {name: rounded_to(value, kind) for name, value in parameters.items()}
-
-
-def _erf(x: Value) -> Value:
-    flat = [math.erf(number) for number in x.astype(np.float64).ravel().tolist()]
-    return np.array(flat).reshape(x.shape).astype(x.dtype)
-
-
-def _sigmoid(x: Value) -> Value:
-    return 1 / (1 + np.exp(-x))
-
-
-ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
-    "relu": (lambda x: np.maximum(x, 0), "ReLU"),
-    "gelu": (lambda x: x / 2 * (1 + _erf(x / math.sqrt(2))), "GELU (erf)"),
-    "gelu-tanh": (
-        lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        "GELU (tanh)",
-    ),
-    "gelu-quick": (lambda x: x * _sigmoid(1.702 * x), "quick GELU (x · sigmoid(1.702 x))"),
-    "silu": (lambda x: x * _sigmoid(x), "SiLU"),
-    "tanh": (np.tanh, "tanh"),
-    "sigmoid": (_sigmoid, "sigmoid"),
-    "leaky": (lambda x: np.where(x > 0, x, 0.01 * x), "leaky ReLU (0.01)"),
-    "relu6": (lambda x: np.clip(x, 0, 6), "ReLU6"),
-    "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
-    "none": (lambda x: x, "no activation"),
-}
-
-
-def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
-    scope, sublayer, _ = split(site)
-    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
-    return apply_linear(state, f"{site.removesuffix('.hidden')}.{role}", x)
-
-
-def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The hidden features of a feed-forward, or the sum of experts, with other settings."""
-    if site.endswith(".output"):
-        return mixed(settings, state, site, value)
-    function = settings.get("function", ACTIVATIONS[state.config.activation][0])
-    up = _projected(settings, state, site, "up")
-    if not state.config.gated:
-        return function(up).astype(value.dtype)
-    gate = _projected(settings, state, site, "gate")
-    return gated(settings, state.config, function, gate, up).astype(value.dtype)
-
-
-Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
-"""From the activation function, the gate and the up projection to the hidden units."""
-
-GATES: tuple[tuple[str, str, str, Gated], ...] = (
-    (
-        "gate-swapped",
-        "swapped",
-        "gate and up are exchanged: the activation is applied to up, not to the gate",
-        lambda function, gate, up: gate * function(up),
-    ),
-    ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
-    (
-        "gate-missing",
-        "gate alone",
-        "the up projection is not multiplied by the gate",
-        lambda function, gate, up: function(gate),
-    ),
-    (
-        "gate-activation",
-        "of both",
-        "the activation is applied to the gate and to the up projection",
-        lambda function, gate, up: function(gate) * function(up),
-    ),
-    (
-        "gate-activation",
-        "of the product",
-        "the activation is applied to the product of the gate and the up projection",
-        lambda function, gate, up: function(gate * up),
-    ),
-    (
-        "gate-missing",
-        "added",
-        "the gate is added to the up projection, not multiplied",
-        lambda function, gate, up: function(gate) + up,
-    ),
-)
 
 
 def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:

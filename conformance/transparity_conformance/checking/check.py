@@ -53,7 +53,7 @@ from transparity_conformance.oracle.reach.models import reach_of, reach_of_prese
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult, Interrupted, Report
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process import isolation
 from transparity_conformance.running.process.isolation import TIMEOUT
 from transparity_conformance.running.process.running import Port, built, folder_note, run, told_dtype

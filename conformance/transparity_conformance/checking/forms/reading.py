@@ -15,7 +15,7 @@ from transparity_conformance.checking.reach.calls import Ran
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.process.running import PortElsewhere
 
 

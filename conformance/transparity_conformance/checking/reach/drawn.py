@@ -12,7 +12,7 @@ from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Report
-from transparity_conformance.running.loader.spoken import seeded
+from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import Port, built, run
 
 DRAWN = "a weight is drawn, not read: built again from the same weights, the port answers otherwise"

@@ -31,9 +31,9 @@ from transparity_conformance.listening.listen import listen
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, opened
-from transparity_conformance.running.loader.answers import taps_in
-from transparity_conformance.running.loader.hub import HubBuild
-from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.frameworks.modules import of_build
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import LoadError, load_port
 from transparity_conformance.running.process.operations import described
 from transparity_conformance.running.process.running import listen_once

@@ -41,13 +41,11 @@ class _InForm:
 class _InFormElsewhere(_InForm, PortElsewhere):
     """The same in a process of its own."""
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        returned, operations = self.forward.listened(**tokens)
-        return self._read(returned, tokens), operations
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer: tuple[Any, list[Operation]] = self.forward.listened_in_full(method, *args, **named)
-        return answer
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
+        returned, operations = self.forward.listened(method, *args, whole_numbers=whole_numbers, **named)
+        return returned if method else self._read(returned, named), operations
 
 
 def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:

@@ -23,7 +23,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
-from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.process.running import PortElsewhere
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
@@ -259,13 +259,11 @@ class _InForm:
 class _InFormElsewhere(_InForm, PortElsewhere):
     """The same in a process of its own."""
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        returned, operations = self.forward.listened(**tokens)
-        return self._read(returned, tokens), operations
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer: tuple[Any, list[Operation]] = self.forward.listened_in_full(method, *args, **named)
-        return answer
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
+        returned, operations = self.forward.listened(method, *args, whole_numbers=whole_numbers, **named)
+        return returned if method else self._read(returned, named), operations
 
 
 def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:

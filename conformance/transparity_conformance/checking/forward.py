@@ -26,7 +26,7 @@ from transparity_conformance.oracle.probes import Probe, lean
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.loader.spoken import seeded
+from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, run
 
 FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class Located:
     """A tensor in terms of those of the other model."""
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Lines:
         return rows.T if self.is_columns else rows
 
 
-def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Taken]:
+def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
     """How to take each `wanted` tensor from tensors like those `given`, if they have all its numbers in one place.
 
     A tensor is found as a whole, or line by line if none of its lines is in two places.
@@ -59,7 +59,7 @@ class _Places:
         self.unique, self.first, self.counts = np.unique(hashes, return_index=True, return_counts=True)
 
 
-def _place(own: list[Lines], places: _Places, shape: tuple[int, ...]) -> Taken | None:
+def _place(own: list[Lines], places: _Places, shape: tuple[int, ...]) -> Located | None:
     for lines in own:
         whole = [each for each in places.every if np.array_equal(each.hashes, lines.hashes)]
         if len({each.name for each in whole}) == 1:
@@ -72,20 +72,22 @@ def _place(own: list[Lines], places: _Places, shape: tuple[int, ...]) -> Taken |
     return None
 
 
-def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Taken:
+def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Located:
     def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         return _shaped(place.of(tensors[place.name]), own, shape)
 
-    return Taken((place.name,), take)
+    return Located((place.name,), take)
 
 
-def _in_parts(every: list[Lines], owners: np.ndarray, indices: np.ndarray, own: Lines, shape: tuple[int, ...]) -> Taken:
+def _in_parts(
+    every: list[Lines], owners: np.ndarray, indices: np.ndarray, own: Lines, shape: tuple[int, ...]
+) -> Located:
     def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         parts = {owner: every[owner].of(tensors[every[owner].name]) for owner in np.unique(owners)}
         found = [parts[owner][index] for owner, index in zip(owners, indices, strict=True)]
         return _shaped(np.stack(found), own, shape)
 
-    return Taken(tuple(dict.fromkeys(every[owner].name for owner in np.unique(owners))), take)
+    return Located(tuple(dict.fromkeys(every[owner].name for owner in np.unique(owners))), take)
 
 
 def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.running.loader.held import held
-from transparity_conformance.running.loader.inputs import is_instance
-from transparity_conformance.running.loader.modules.kind import Tensor, kind_of
+from transparity_conformance.running.frameworks.modules import Tensor, contents_of, kind_of
+from transparity_conformance.running.inputs import is_instance
 
 STATISTICS = ("running_mean", "running_var")
 """Of a batch norm: buffers that are parameters of ours."""
@@ -46,10 +45,10 @@ def buffers_of(model: Any) -> dict[str, Tensor]:
     return {name: _tensor(value) for name, value in every.items() if value.is_floating_point() and value.numel()}
 
 
-def held_by(function: Any) -> dict[str, Tensor]:
+def tensors_inside(function: Any) -> dict[str, Tensor]:
     """The tensors of the model that a function holds: itself, the object that it is a method of, its attributes, or
     what it closes over or names."""
-    return next((tensors for node in held(function) if (tensors := tensors_of(node))), {})
+    return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 
 def package_of(node: Any) -> str:

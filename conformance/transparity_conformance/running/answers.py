@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
 from transparity.limits.stored import OnDisk
+from transparity_conformance.capabilities.stranger import PortError
 
 OUTPUTS = {
+    "": ("logits", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state"),
     "logits": ("logits",),
     "hidden": ("last_hidden_state", "logits"),
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""The attributes of an output object by the head of the model, the first that it has counts."""
+"""The attributes of an output object by the head of the model, empty if it is unknown; the first that it has counts."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
@@ -42,3 +45,17 @@ def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: Trans
     """Return whether the first item is the whole answer, and not its first row."""
     axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
+
+
+def answer_in(returned: Any) -> Any:
+    """The logits, or hidden states, in what a model returned; raises `PortError` if there are none."""
+    found = returned
+    if isinstance(returned, Mapping):
+        found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)
+    else:
+        had = (getattr(returned, name, None) for name in OUTPUTS[""])
+        found = next((each for each in had if each is not None), returned)
+    found = found[0] if isinstance(found, tuple | list) and found else found
+    if not hasattr(found, "shape") or not hasattr(found, "dtype"):
+        raise PortError(f"The model returned {shown(returned)}; expected an array of logits.")
+    return found

@@ -1,4 +1,4 @@
-"""Inputs of a model as its caller gives them: names, arrays of its framework, and the mask that goes with tokens."""
+"""Inputs of a model as its caller gives them: names, arrays of its framework, the mask, and settings beside tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 
 Array = Callable[[np.ndarray], Any]
 
@@ -123,3 +124,93 @@ def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.A
             np.asarray(value, None if value.dtype.kind == "f" else np.int32)
         ), contextlib.nullcontext
     return np.array, contextlib.nullcontext
+
+
+SETTINGS: dict[str, Any] = {
+    "train": False,
+    "training": False,
+    "is_training": False,
+    "deterministic": True,
+    "inference": True,
+    "start_pos": 0,
+}
+"""Arguments without a default that say that nothing is trained, or that no tokens came before."""
+
+TARGETS = "targets"
+"""The argument of nanoGPT and its like, which without it return the logits of the last position alone."""
+
+
+def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
+    """The arguments of a forward pass that have no default and are no tokens, with their values."""
+    parameters = {} if takes is None else dict(takes.parameters)
+    needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
+    return {name: SETTINGS[name] for name in needed if name in SETTINGS}
+
+
+def completed(
+    model: Callable[..., Any],
+    takes: inspect.Signature | None,
+    array: Callable[[np.ndarray], Any],
+    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """The forward pass with its settings and, if it returns the last position alone without targets, with these.
+
+    Args:
+        model: the forward pass, of which the first argument is token ids.
+        takes: its signature.
+        array: turns token ids into an array of its framework.
+        without_gradients: the context of a call.
+    """
+    settings = settings_of(takes)
+
+    def plain(*args: Any, **named: Any) -> Any:
+        return model(*args, **named, **settings)
+
+    def with_targets(*args: Any, **named: Any) -> Any:
+        return plain(*args, **named, **{TARGETS: (*args, *named.values())[0]})
+
+    if takes is None or TARGETS not in takes.parameters:
+        return plain
+    try:
+        with without_gradients():
+            answer = call_stranger(plain, array(np.zeros((1, 2), np.int64)))
+    except PortCallError:  # the first call of the checker will raise it, too
+        return plain
+    logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)
+    return with_targets if tuple(getattr(logits, "shape", ()))[:2] == (1, 1) else plain
+
+
+def takes_of(model: Any) -> inspect.Signature | None:
+    """The signature of a model's forward pass; None if it has none."""
+    return signature_of(model.forward if is_instance(model, "torch.nn", "Module") else model)
+
+
+def input_names(takes: inspect.Signature | None) -> dict[str, str]:
+    """The model's own name of each input of ours.
+
+    Raises `PortError` if it takes neither token ids alone nor those of a source and a target.
+    """
+    parameters = {} if takes is None else dict(takes.parameters)
+    named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
+    further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    given = {*further.values(), *settings_of(takes), "self"}
+    plain = [name for name, each in parameters.items() if name not in given and each.kind not in several]
+    required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
+    if "pixels" in named and "input_ids" in parameters:
+        raise PortError(
+            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected one of them: give "
+            "each tower by itself, as `lambda: model.vision_model` and `lambda: model.text_model`."
+        )
+    if "pixels" in named:
+        return {"pixels": named["pixels"]}
+    if "target" in named:
+        return {"source": plain[0], "target": named["target"]} | further
+    if len(required) > 2 or not plain:
+        raise PortError(
+            f"The forward pass takes ({', '.join(parameters)}); expected token ids alone, or those of a source and a "
+            "target: return a function that takes these, lambda source, target: model(…)."
+        )
+    if len(required) == 2:
+        return {"source": required[0], "target": required[1]} | further
+    return {"tokens": plain[0]} | further

@@ -1,7 +1,7 @@
 """Gradients of a model of PyTorch or Flax that `load(folder)` returned, by our names: its own code is differentiated.
 
-A parameter of the model is told by its name in the folder, or by its numbers: every row of a tensor is looked for among
-the rows and the columns of all parameters, so that transposed, fused and permuted ones are found, too.
+A parameter of the model is identified by its name in the folder, or by its numbers: every row of a tensor is searched
+for among the rows and the columns of all parameters, so that transposed, fused and permuted ones are found, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,87 @@ from transparity.config import TransformerConfig
 from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
-from transparity_conformance.running.loader.differentiated import Differentiated, in_flax, in_pytorch
-from transparity_conformance.running.loader.held import module_in
-from transparity_conformance.running.loader.inputs import is_instance
-from transparity_conformance.running.loader.rows import Taken, found_by_rows
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.running.answers import answer_in
+from transparity_conformance.running.frameworks.modules import module_in
+from transparity_conformance.running.inputs import is_instance
+from transparity_conformance.running.rows import Located, found_by_rows
 
 Arrays = dict[str, np.ndarray]
+Inputs = Mapping[str, np.ndarray]
+Differentiated = tuple[Arrays, Arrays | None]
+"""The model's parameters by its own names, and the gradients of those that have one; without a graph neither."""
 
-FEW = 16
+
+def ignored(config: TransformerConfig) -> int:
+    """The target that counts for nothing."""
+    return -100 if config.pad_id is None else config.pad_id
+
+
+def in_pytorch(
+    with_graph: Callable[..., Any],
+    module: Any,
+    config: TransformerConfig,
+    targets: np.ndarray,
+    tokens: Inputs,
+) -> Differentiated:
+    """Differentiate with `torch.autograd`; a parameter that nothing came of has a gradient of zeros."""
+    import torch
+
+    with torch.enable_grad():
+        logits = answer_in(with_graph(**tokens))
+        if not logits.requires_grad:
+            return {}, None
+        given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
+        rows = logits.reshape(len(given), -1)
+        loss = torch.nn.functional.cross_entropy(rows, given, ignore_index=ignored(config))
+        parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    places = {name: as_numbers(value) for name, value in module.named_parameters()}
+    return places, {
+        name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
+        for (name, value), gradient in zip(parameters.items(), found, strict=True)
+    }
+
+
+def in_flax(
+    called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
+) -> Differentiated:
+    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
+
+    Args:
+        called: the forward pass, with a graph, of a module like the given one.
+        module: a `flax.nnx.Module`.
+        config: the model's.
+        targets: token ids, as many as there are logits.
+        tokens: the inputs.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    graph, *states = nnx.split(module, nnx.Param, ...)
+    parameters, rest = states
+    given = jnp.asarray(targets).reshape(-1)
+    counts = given != ignored(config)
+
+    def loss(parameters: Any) -> Any:
+        logits = answer_in(called(nnx.merge(graph, parameters, rest))(**tokens))
+        rows = jax.nn.log_softmax(logits.reshape(len(given), -1).astype(jnp.float32))
+        chosen = jnp.take_along_axis(rows, jnp.where(counts, given, 0)[:, None], axis=1)[:, 0]
+        return -jnp.where(counts, chosen, 0).sum() / counts.sum()
+
+    return _of_state(parameters), _of_state(jax.grad(loss)(parameters))
+
+
+def _of_state(state: Any) -> Arrays:
+    """The arrays of a state by their paths, with points between the parts."""
+    from flax import nnx
+
+    return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
+
+
+ROWS_COMPARED = 16
 """Rows by which most tensors are told apart."""
 
 NO_GRAPH = "the answer of the model cannot be differentiated, as one that is computed without gradients"
@@ -92,19 +165,19 @@ def _by_our_names(
     return known, {ours: why for ours, why in unknown.items() if ours not in known}
 
 
-def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Taken]:
+def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     """The tensors that are parameters of the module under their own names, with or without a prefix; and beside each
     any parameter of another name that has the same numbers, for its gradient is a part of that of both."""
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
         same = [name for name in alike if places[name].shape == tensor.shape]
-        if len(same) == 1 and np.array_equal(places[same[0]][:FEW], tensor[:FEW]):
+        if len(same) == 1 and np.array_equal(places[same[0]][:ROWS_COMPARED], tensor[:ROWS_COMPARED]):
             named[theirs] = same[0]
     found = {}
     for theirs, name in named.items():
         copies = [other for other in places if other not in named.values() and _is_copy(places[other], places[name])]
-        found[theirs] = Taken((name, *copies), functools.partial(_sum_of, (name, *copies)))
+        found[theirs] = Located((name, *copies), functools.partial(_sum_of, (name, *copies)))
     return found
 
 
@@ -113,7 +186,7 @@ def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     return (
         one.ndim == 2
         and one.shape == other.shape
-        and np.array_equal(one[:FEW], other[:FEW])
+        and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
         and np.array_equal(one, other)
     )
 

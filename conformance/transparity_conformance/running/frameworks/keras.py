@@ -14,8 +14,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError, signature_of
-from transparity_conformance.running.loader.inputs import NAMES, arguments, with_mask
-from transparity_conformance.running.loader.modules.kind import Tensor
+from transparity_conformance.running.frameworks.modules import Tensor
+from transparity_conformance.running.inputs import NAMES, arguments, with_mask
 
 INPUTS = {
     "tokens": ("token_ids",),

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table; keys outside of it are those of every row that has none of its own."""
+    """Return the rows of a table; keys outside of all tables are those of every row that has none of its own."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    shared = {name: value for name, value in tables.items() if name != table}
+    shared = {name: value for name, value in tables.items() if not isinstance(value, list | dict)}
     return [shared | row for row in tables[table]]
 
 

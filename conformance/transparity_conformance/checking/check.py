@@ -28,7 +28,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process import isolation
 from transparity_conformance.running.process.isolation import TIMEOUT
 from transparity_conformance.running.process.running import Port, built

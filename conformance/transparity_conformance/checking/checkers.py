@@ -32,7 +32,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
-from transparity_conformance.running.loader.hub import required_arguments
+from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.running.runtimes.runtime import runtime_of

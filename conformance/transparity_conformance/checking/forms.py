@@ -15,15 +15,15 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.checking.calls import Ran
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
-from transparity_conformance.running.loader.answers import taps_in
+from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.process.running import PortElsewhere
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
@@ -230,7 +230,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
     ours = oracle.expected[tap]
     with np.errstate(all="ignore"):
         apart = error(value, part.read(answer, ours.shape), part.part(ours))
-    free = part.part(free_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
+    free = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
     apart = np.where(free if free.shape == apart.shape else free.any(-1), 0.0, apart)
     largest = float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0.0))
     own = RULES[dtype].budget(0.0, epsilon(dtype), float(np.abs(value.of(ours)).max(initial=0.0)))
@@ -259,13 +259,11 @@ class _InForm:
 class _InFormElsewhere(_InForm, PortElsewhere):
     """The same in a process of its own."""
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        returned, operations = self.forward.listened(**tokens)
-        return self._read(returned, tokens), operations
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer: tuple[Any, list[Operation]] = self.forward.listened_in_full(method, *args, **named)
-        return answer
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
+        returned, operations = self.forward.listened(method, *args, whole_numbers=whole_numbers, **named)
+        return returned if method else self._read(returned, named), operations
 
 
 def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:

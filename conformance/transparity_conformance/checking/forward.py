@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.evidence import Evidence
 from transparity_conformance.checking.forms import form_of, in_form
@@ -23,11 +22,11 @@ from transparity_conformance.identify.alignment.lines.cached import with_line_of
 from transparity_conformance.identify.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.identify.alignment.ties.exchanges import with_exchanges
-from transparity_conformance.oracle.lean import lean
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, lean
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.loader.spoken import seeded
+from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, run
 
 FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"

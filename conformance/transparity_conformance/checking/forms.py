@@ -48,8 +48,8 @@ class Part:
     part: Arrange = lambda ours: ours
     """From an array of the reference to the same part of it."""
     read: Read = lambda theirs, shape: theirs
-    """From the port's answer to the arrangement of `part`, given the shape of the whole; it raises `OtherForm`, or
-    `ValueError`, for an answer of another arrangement."""
+    """From the port's answer to the arrangement of `part`, given the shape of the whole; it may raise `OtherForm` or
+    `ValueError` for an answer of another arrangement, whose shape is compared in any case."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,7 @@ def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return np.where(is_token, ours.max(-1) - chosen, np.inf)
 
 
-def _without_axis(axis: int) -> Read:
-    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        if theirs.ndim != len(shape) + 1:
-            raise OtherForm
-        return np.squeeze(theirs, axis)
-
-    return read
-
-
-def _exchanged(one: int, other: int) -> Read:
-    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return np.swapaxes(theirs, one, other)
-
-    return read
-
-
 def _cut(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if theirs.shape[-1:] <= shape[-1:]:
-        raise OtherForm
     return theirs[..., : shape[-1]]
 
 
@@ -119,10 +101,15 @@ def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 PARTS = (
     Part("{}"),
-    Part("{} of a padded vocabulary", "cut to its first {} columns", read=_cut),
-    Part("{} with the vocabulary before the positions", "transposed", read=_exchanged(1, 2)),
-    Part("{} with the positions before the rows", "transposed", read=_exchanged(0, 1)),
-    *(Part("{} with an axis too many", "without it", read=_without_axis(axis)) for axis in range(4)),
+    Part(
+        "{} of a padded vocabulary", "cut to its first {} columns", read=lambda theirs, shape: theirs[..., : shape[-1]]
+    ),
+    Part("{} with the vocabulary before the positions", "transposed", read=lambda theirs, shape: theirs.swapaxes(1, 2)),
+    Part("{} with the positions before the rows", "transposed", read=lambda theirs, shape: theirs.swapaxes(0, 1)),
+    *(
+        Part("{} with an axis too many", "without it", read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis))  # type: ignore[misc]
+        for axis in range(4)
+    ),
     Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
     Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1]),
     Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1:]),
@@ -167,7 +154,7 @@ class Form:
         """The logits of `shape` in an answer that has them all; the answer itself where it is of another form."""
         try:
             return self.part.read(answer, shape)
-        except (OtherForm, ValueError):
+        except (OtherForm, ValueError, IndexError):
             return answer
 
     @property
@@ -213,7 +200,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
         for part in PARTS:
             try:
                 found = [_compared(part, value, probes[key], answers[key], dtype) for key in answers]
-            except (OtherForm, ValueError):
+            except (OtherForm, ValueError, IndexError):
                 continue
             largest, budget = max(found, key=lambda each: share(*each))
             if value is LOGITS or math.isfinite(largest):

@@ -81,7 +81,6 @@ FAILING = (
 """The end of the file of a port, and what is said of it."""
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "says"), FAILING)
 def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: str) -> None:
     assert says in refused(checked(tmp_path, source))

@@ -118,11 +118,6 @@ FIXED: dict[str, tuple[Any, Callable[..., bool]]] = {
 
 CASES: dict[str, Case] = {
     "right: NumPy": of(numpy_build),
-    "right: PyTorch": of(pytorch_build, "translation"),
-    "right: float64": of(pytorch_build, "notes-attention", dtype="float64"),
-    "right: given parameters": of_gpt2(pytorch_build, **GIVEN),
-    "undeclared bfloat16": of(p.in_precision("bfloat16"), "notes-attention"),
-    "declared bfloat16": of(pytorch_build, dtype="bfloat16"),
     **{f"taps: {name}": of(port) for name, port in TAPS.items()},
     **{f"form: {name}": of_gpt2(p.answering(change)) for name, change in FORMS.items()},
     "form: hidden states": of_gpt2(p.HiddenStates),

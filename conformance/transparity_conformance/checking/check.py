@@ -26,7 +26,6 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process import isolation
@@ -175,6 +174,8 @@ def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> R
     Inconclusive is not agreement. Without a `config` or a `family`, the preset is `translation`; `options` are those of
     `check`.
     """
+    from transparity_conformance.report.check.terminal import as_text
+
     # pytest leaves this frame out of the traceback: the error is in the port, not here
     __tracebackhide__ = True
     is_chosen = any(options.get(name) is not None for name in ("config", "family"))

@@ -107,7 +107,6 @@ TAPS: dict[str, Any] = {
 
 WIDE = dataclasses.replace(p.GPT2, feed_forward_dim=4 * p.GPT2.embed_dim)
 HEADS = dataclasses.replace(p.GPT2, embed_dim=64, num_heads=2, feed_forward_dim=128)
-LONGER = dataclasses.replace(p.GPT2, max_length=300)
 GIVEN = {"parameters": probe_parameters(p.GPT2)}
 FIXED: dict[str, tuple[Any, Callable[..., bool]]] = {
     "4 × embed_dim": (WIDE, lambda config: config.feed_forward_dim == 4 * config.embed_dim),
@@ -125,12 +124,6 @@ CASES: dict[str, Case] = {
     "form: transposed, wrong": of_gpt2(p.answering(FORMS["vocabulary before positions"], p.ScaledByTheWidth)),
     "recorded: scaled by the width": of_gpt2(p.ScaledByTheWidth),
     "recorded: by logits alone": of_gpt2(p.ScaledByTheWidth, logits_only=True),
-    "recorded: shows some taps": of_gpt2(p.Showing),
-    "recorded: relu of one row": of_gpt2(p.ReluOfOneRow, config=LONGER),
-    "recorded: wrong from 65 on": of_gpt2(p.WrongFromSixtyFive, config=LONGER),
-    "recorded: a drawn weight": of_gpt2(p.DrawnWeight, budget=0.0),
-    "recorded: dropout": of_gpt2(p.Dropping),
-    "recorded: audited": of_gpt2(p.ScaledByTheWidth, audit=True, **GIVEN),
     **{f"sizes: {name}": of(p.wrong_when(wrong)) for name, wrong in CONDITIONS.items()},
     "sizes: batch 5 of two inputs": of(p.wrong_when(CONDITIONS["batch 5"]), "translation"),
     "sizes: length 17 of two inputs": of(p.wrong_when(CONDITIONS["length 17"]), "translation"),
@@ -138,11 +131,6 @@ CASES: dict[str, Case] = {
     **{f"refuses {what}": of(p.refusing(what)) for what in ("to be built", "to be called", "two tokens")},
     **{f"fixed: {name}": of_gpt2(p.fixing(allows), config=config) for name, (config, allows) in FIXED.items()},
     "fixed, wrong: head_dim": of_gpt2(p.fixing(FIXED["head_dim"][1], p.ScaledByTheWidth), config=HEADS),
-    "window: none": of(p.with_fields(sliding_window=None), config=p.WINDOW),
-    "window: off by one": of(p.with_fields(sliding_window=71), config=p.WINDOW),
-    "window: right": of(p.with_fields(), config=p.WINDOW),
-    "buckets: half the distance": of(p.with_fields(relative_max_distance=64), config=p.BUCKETS),
-    "original length: no scaling": of(p.with_fields(rotary_scaling="none"), config=p.ORIGINAL_LENGTH),
     **{
         f"history: {name}": of(p.replaced(*wrong), "notes-attention", logits_only=True)
         for name, wrong in HISTORIES.items()

@@ -271,18 +271,6 @@ class WrongFromSixtyFive(Gpt2):
         return super().attend(at, x)
 
 
-class DrawnWeight(Gpt2):
-    def __init__(self, config: Any, parameters: Arrays) -> None:
-        super().__init__(config, parameters)
-        name = "decoder.layers.1.feed_forward.down.weight"
-        self.p[name] = torch.randn_like(self.p[name])
-
-
-class Dropping(Gpt2):
-    def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(super().attend(at, x), 0.3)
-
-
 def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Gpt2] = Gpt2) -> Build:
     """GPT-2 that can be built for some sizes alone."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.check.ports import GPT2, SCORES, ScaledByTheWidth, answering, in_precision, with_taps
+from tests.check.ports import GPT2, SCORES, Arrays, ScaledByTheWidth, answering, in_precision, with_taps
 
 from meta.power.plain_port import PlainFault, build_port
 from transparity.config import TransformerConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.check.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW
+from tests.check.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 
 import transparity_pytorch.attention
 import transparity_pytorch.masks
@@ -118,6 +118,20 @@ LONG = {
     "original length": ORIGINAL_LENGTH,
     "max_length": dataclasses.replace(CASES["gpt-j"], max_length=300),
 }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (WINDOW, {"sliding_window": None}),
+        (WINDOW, {"sliding_window": 71}),
+        (BUCKETS, {"relative_max_distance": 64}),
+        (ORIGINAL_LENGTH, {"rotary_scaling": "none"}),
+    ],
+)
+def test_a_threshold_of_the_asked_configuration_is_crossed(config: TransformerConfig, fields: dict[str, Any]) -> None:
+    assert check(with_fields(**fields), config=config, budget=0).verdict == "diverges"
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -15,6 +15,9 @@ from transparity_conformance.report.comparison import Evidence, Subject
 NotCompared = tuple[str, Subject | str, str]
 """A claim, the subject (or its text) that it was not compared for, and the reason."""
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -181,9 +184,6 @@ def fold(evidence: Iterable[Evidence]) -> Matrix:
 def column_of(subject: Subject) -> Column:
     """The column of `subject`."""
     return Column(subject.backend, subject.dtype, subject.device)
-
-
-Key, Value = TypeVar("Key"), TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

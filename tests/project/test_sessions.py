@@ -19,17 +19,20 @@ OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", 
 """Folders of tests that another session runs: the first needs an idle machine, the second real weights, and the third
 is an example of a test, which `tests/project/test_example_checks.py` runs."""
 
-NEVER_QUICK: dict[str, str] = {}
+NEVER_QUICK = {
+    "conformance/meta/attacks": "each check of an attack takes seconds",
+    "tests/ports_as_they_stand": "each port of others takes seconds to load and to check",
+}
 """Folders of tests without a quick one, with the reason."""
 
 
-def test_files() -> list[Path]:
+def files_of_tests() -> list[Path]:
     found = (path.relative_to(ROOT) for path in ROOT.rglob("test_*.py"))
     return [path for path in found if not {"build", ".nox", ".venv"} & set(path.parts)]
 
 
 def test_every_file_of_tests_is_in_a_session() -> None:
-    files = test_files()
+    files = files_of_tests()
     assert files
     outside = [path for path in files if path.parts[0] not in NIGHTLY]
     assert [str(path) for path in outside if not str(path).startswith(tuple(OF_THEIR_OWN))] == []
@@ -53,6 +56,6 @@ def test_what_was_measured_still_exists() -> None:
 
 def test_every_folder_has_a_quick_test() -> None:
     (limit,) = re.findall(r"(?m)^QUICK, MOST, LONGEST = ([\d.]+),", (ROOT / "conftest.py").read_text())
-    folders = {str(path.parent) for path in test_files() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
+    folders = {str(path.parent) for path in files_of_tests() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
     quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= float(limit)}
     assert sorted(folders - quick) == sorted(NEVER_QUICK)

@@ -23,8 +23,7 @@ from transparity_conformance.identify.adapting.adapt import Proof, adapt
 from transparity_conformance.identify.adapting.names import contradicting
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
 from transparity_conformance.running.adapters.model import Make, made_by
-from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.adapters.numbered import line_of
+from transparity_conformance.running.adapters.notation import AdapterError, line_of
 
 SAMPLE = (
     "gpt2-conv1d",

@@ -1,4 +1,7 @@
-"""Every test is in a session: `nox -s quick`, `tests` or `nightly`, by what was measured of it, or one of its own."""
+"""Every test is in a session: `nox -s quick`, `tests` or `nightly`, by what was measured of it, or one of its own.
+
+`python -m tests.project.test_sessions` moves what was measured to the files that tests are in now, and drops the rest.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,18 @@ def names_of(path: Path) -> set[str]:
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
+def gone() -> dict[str, list[str]]:
+    """What was measured of tests that are not there, by file."""
+    known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
+    lost = {
+        file: [name for name in tests if not {name, name.partition("-")[0]} & known[file]]
+        for file, tests in DURATIONS.items()
+    }
+    return {file: names for file, names in lost.items() if names}
+
+
 def test_what_was_measured_still_exists() -> None:
-    gone = [file for file in DURATIONS if not (ROOT / file).exists()]
-    assert gone == [], "take them out of tests/durations.json"
-    for file, tests in DURATIONS.items():
-        known = names_of(ROOT / file)
-        assert [name for name in tests if name.partition("-")[0] not in known and name not in known] == [], file
+    assert gone() == {}, "run python -m tests.project.test_sessions"
 
 
 def test_every_folder_has_a_quick_test() -> None:
@@ -59,3 +68,26 @@ def test_every_folder_has_a_quick_test() -> None:
     folders = {str(path.parent) for path in files_of_tests() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
     quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= float(limit)}
     assert sorted(folders - quick) == sorted(NEVER_QUICK)
+
+
+def mend() -> None:
+    """Write tests/durations.json without what is gone, and with what has moved where it is."""
+    places: dict[str, list[str]] = {}
+    for path in files_of_tests():
+        for name in names_of(ROOT / path):
+            places.setdefault(name, []).append(str(path))
+    for file, names in gone().items():
+        for name in names:
+            seconds = DURATIONS[file].pop(name)
+            if len(now := places.get(name, [])) == 1:
+                DURATIONS.setdefault(now[0], {}).setdefault(name, seconds)
+    rows = [
+        f" {json.dumps(file)}: {json.dumps(dict(sorted(each.items())))}"
+        for file, each in sorted(DURATIONS.items())
+        if each
+    ]
+    (ROOT / "tests/durations.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    mend()

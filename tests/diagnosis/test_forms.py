@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from transparity_conformance.diagnosis.equivalence import is_equivalent
-from transparity_conformance.diagnosis.locate import EQUIVALENT
+from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.oracle.budgets import epsilon
 
 TAP = "decoder.layers.0.self_attention.key"
-TOLERANCE = EQUIVALENT * epsilon("float64")
+TOLERANCE = EQUIVALENT_ULPS * epsilon("float64")
 
 
 def test_only_one_map_for_every_position_is_equivalent() -> None:

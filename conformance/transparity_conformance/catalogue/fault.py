@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transparity.config import TransformerConfig
+from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
 
 
@@ -136,6 +137,11 @@ def made(
             settings = {name: part for name, part in each.change.items() if name not in PARTS}
             variant, says = (text.format(c=config, **words) for text in (each.variant, each.says))
             yield Fault(each.id, variant, says, formula=formula if settings else None, settings=settings, **parts)
+
+
+def is_same(one: float, other: float) -> bool:
+    """Return whether two factors are one, computed in two ways in float64."""
+    return abs(one - other) <= RULES["float64"].budget(0.0, epsilon("float64"), max(abs(one), abs(other)))
 
 
 def usual(name: str) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from transparity.limits.stored import chosen
 from transparity_conformance.catalogue.sites import ENDS, is_norm
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
@@ -25,9 +26,6 @@ INTERNAL = (
 
 INSIDE = ("scores", "weights", "context")
 """What follows queries and keys inside attention, in order."""
-
-EQUIVALENT = 1024
-"""The tolerance of an equivalent form, in ulps of its largest number: enough to tell it from a wrong number."""
 
 
 def is_internal(tap: str) -> bool:
@@ -82,7 +80,7 @@ def _healed(
             rows = ~_depends_on_convention(result.probe, tap, dtype)
             pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
             pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
-    tolerance = EQUIVALENT * epsilon(dtype)
+    tolerance = EQUIVALENT_ULPS * epsilon(dtype)
     accepted = {
         tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
     }

@@ -12,7 +12,7 @@ import numpy as np
 from transparity.limits.stored import changed, chosen
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -106,10 +106,10 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
             for tap, value in recorded.items()
         }
         shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}
-        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > NEAR[dtype])
+        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > REMEASURED_WITHIN[dtype])
         if len(wrong) > most:
             break
-        if near := [tap for tap in errors if 1 < shares[tap] <= NEAR[dtype]]:
+        if near := [tap for tap in errors if 1 < shares[tap] <= REMEASURED_WITHIN[dtype]]:
             budgets = segment_budgets(probe, recorded, dtype, known, neighbours=min(2, probe.neighbours))
             wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:

@@ -18,7 +18,7 @@ import numpy as np
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.probe_result import error_profile
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import WITHOUT_LIMIT, ReachModel, ReachProbe
 from transparity_conformance.report.comparison import difference, share
@@ -175,7 +175,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         error = difference(logits, expected)
-        if 1 < share(error, budget) < NEAR[dtype]:
+        if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
             budget = probe.budget(dtype, in_sequence=True)
         wrong = share(error, budget) > 1 and logits.shape == expected.shape
         return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})

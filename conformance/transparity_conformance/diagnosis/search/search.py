@@ -13,6 +13,7 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, widest
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
+from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 8
@@ -311,8 +312,7 @@ class Search:
         found, before = [], self._left(screen, ())
         for chosen in ranked:
             combined = (*self.known, *chosen)
-            # what leaves more than half of the difference is no explanation, whatever its own budget
-            if self._left(screen, chosen) > before / 2 or not segment.is_near(screen, combined):
+            if self._left(screen, chosen) > NO_EXPLANATION * before or not segment.is_near(screen, combined):
                 break
             if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
                 found.append(chosen)

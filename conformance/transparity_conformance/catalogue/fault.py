@@ -111,6 +111,14 @@ class Row:
     """What it changes: parts of a fault by their names there, all others are settings of the table's formula."""
 
 
+def variants(
+    identity: str, table: Mapping[str, tuple[str, Any]], formula: Formula, setting: str, says: str = "{}"
+) -> Iterator[Fault]:
+    """Make a fault of each variant of a table, which has its description and the value of one setting of `formula`."""
+    for name, (text, change) in table.items():
+        yield Fault(identity, name, says.format(text), formula=formula, settings={setting: change})
+
+
 PARTS = ("alter", "patch", "downstream", "also_patched", "reshapes", "value", "equivalents", "fields")
 """The parts of a fault that a row may have; `settings` are all others."""
 

@@ -36,8 +36,8 @@ EQUIVALENT_ULPS = Threshold(
 
 NO_EXPLANATION = Threshold(
     0.5,
-    "of the difference is left by a fault that is not there in over half of the cases; a right one leaves rounding, "
-    "which hot scores make a twentieth of the difference at most",
+    "with the right one of 53 faults in the reference, 1.1e-4 of the difference of a float32 port is left at most; with "
+    "any other, more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with hot scores)",
 )
 """The share of a difference with which a fault, or other fields, explain nothing, whatever their own budget."""
 

@@ -125,3 +125,16 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
         for each in results.values()
         if each.recorded
     )
+
+
+def real_positions(probe: Probe, tap: str) -> np.ndarray:
+    """True where a position of `tap` (batch, length) is a token, False where it is padding that nothing depends on."""
+    config = probe.config
+    stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
+    name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])
+    sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask
+    if sees_padding or (tap in ("pooled", "logits") and config.is_pooled) or name not in config.token_inputs:
+        return np.ones(1, bool)
+    if config.padding == "attention-mask" and name == config.input_names[0]:
+        return np.asarray(probe.inputs["attention_mask"] != 0)
+    return np.asarray(probe.inputs[name] != config.pad_id)

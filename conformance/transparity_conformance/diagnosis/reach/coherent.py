@@ -9,13 +9,13 @@ reaches at neighbouring points.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.thresholds import COHERENT
@@ -128,7 +128,8 @@ def _effects(probe: Probe) -> Effects:
     """The effects of all faults on the logits of `probe`, each made at all the sites that it can be made at."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
-        for hypothesis in _widest([*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]):
+        every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
+        for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):  # which may be declared
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]
             except Impossible:
@@ -138,15 +139,3 @@ def _effects(probe: Probe) -> Effects:
                 found[hypothesis.fault.id, hypothesis.fault.variant] = hypothesis, effect
         _kept[probe] = found
     return _kept[probe]
-
-
-def _widest(some: Iterable[Hypothesis]) -> Iterable[Hypothesis]:
-    """Of each fault the hypothesis with most sites; rounding is no fault where it is declared."""
-    widest: dict[Key, Hypothesis] = {}
-    for hypothesis in some:
-        key = hypothesis.fault.id, hypothesis.fault.variant
-        if hypothesis.fault.id != "low-precision" and (
-            key not in widest or len(hypothesis.sites) > len(widest[key].sites)
-        ):
-            widest[key] = hypothesis
-    return widest.values()

@@ -150,9 +150,7 @@ def _is_capped(config: TransformerConfig) -> bool:
     return config.attention_softcap is not None
 
 
-CAP = Number(
-    "attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, lambda v: {"cap": v}
-)
+CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, setting="cap")
 _cap = partial(row, "attention-cap", when=_is_capped)
 CAP_MISSING = (_cap("missing", "scores have no softcap", cap=None),)
 CAPS = (

@@ -168,14 +168,18 @@ class Number:
     says: str
     """The description, in which `{v}` is the value, and `{instead}` says what is right."""
     formula: Formula
-    settings: Callable[[float], Settings]
     variant: str = "{v:.6g}"
+    setting: str = ""
+    """Its name in the settings of the formula, if that is another."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         """Return the fault with the value `v`."""
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
-        says, made = self.says.format(v=v, instead=instead), {"formula": self.formula, "settings": self.settings(v)}
+        says, made = (
+            self.says.format(v=v, instead=instead),
+            {"formula": self.formula, "settings": {self.setting or self.field: v}},
+        )
         return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:

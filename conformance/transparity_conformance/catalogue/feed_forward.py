@@ -68,10 +68,6 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
         yield Fault("up-offset", "of the gate", says, formula=activated, settings=settings)
 
 
-def _bounded_by(limit: float, _: float, gate: Value, up: Value) -> tuple[Value, Value]:
-    return bounded(limit, gate, up)
-
-
 def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
     """The gate with what should be added to the up projection."""
     return (function(gate) + gate.dtype.type(offset)) * up
@@ -112,7 +108,8 @@ def gated(
 ) -> Value:
     """Hidden features of gate and up, in which `bounded` may be another bound, `offset` another number that is added to
     up, and `gated` another way to put them together."""
-    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
+    limit = settings.get("gate_limit", config.gate_limit)
+    gate, up = settings.get("bounded", bounded)(limit, gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
     combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
     return combined(function, gate, up)
@@ -206,6 +203,5 @@ LIMIT = Number(
     "gate_limit",
     "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)",
     activated,
-    lambda v: {"bounded": partial(_bounded_by, v)},
     "{v:g}",
 )

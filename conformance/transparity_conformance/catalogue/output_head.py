@@ -246,7 +246,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
 """Positions that ports pool."""
 
 
-CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, lambda v: {"cap": v})
+CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, setting="cap")
 _cap = partial(row, "logit-cap", when=lambda c: c.final_softcap is not None)
 CAP_MISSING = (_cap("missing", "logits have no softcap", cap=None),)
 CAPS = (

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.looping import for_each
 
 from transparity_conformance.diagnosis import thresholds
 
@@ -58,13 +58,13 @@ def _has_small(node: ast.AST) -> bool:
     return any(0 < number <= SMALL for number in _numbers(node))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@for_each("path", FILES)
 def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
     if path.name not in FIGURES:
         assert list(typed_tolerances(path.read_text())) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+@for_each("package", PACKAGES)
 def test_no_tolerance_is_typed_into_a_judgement(package: Path) -> None:
     """Thresholds are in tables, each with what it was measured on: `oracle.budgets`, `diagnosis.thresholds`."""
     files = {path: path.read_text() for path in package.rglob("*.py")}
@@ -78,7 +78,7 @@ def test_every_threshold_says_what_it_was_measured_on() -> None:
     assert every and all(any(map(str.isdigit, each.provenance)) for each in every)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         "np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)",
@@ -93,7 +93,7 @@ def test_a_typed_tolerance_is_found(line: str) -> None:
     assert list(typed_tolerances(line)) == [1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line", ["np.testing.assert_allclose(a, b, rtol=0, atol=oracle.budget('logits', 'float32'))", "assert share <= 1"]
 )
 def test_a_budget_is_no_typed_tolerance(line: str) -> None:

@@ -3,7 +3,7 @@
 Ours weighs all keys alike, fused kernels return zeros, an additive mask leaves the scores. Where masked keys weigh
 exactly nothing, no document decides between them, so such positions are judged apart from all others. Which positions
 these are is measured: two other conventions are put into the reference, and every position that changes depends on it.
-So is what depends on a near-tie (`oracle.rounding.near_ties`).
+So is what depends on a near-tie (`oracle.near_ties`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.oracle.masks import own_config, right_mask
+from transparity_conformance.oracle.near_ties import dependent, has_router
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.rounding.near_ties import dependent, has_router
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 

@@ -37,8 +37,7 @@ from transparity_conformance.capabilities.learning.loss import (
 )
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss
-from transparity_conformance.oracle.differentiation.together import Together
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared

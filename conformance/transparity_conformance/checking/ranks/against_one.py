@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.ranks.group import RankGroup, isolated_of
 from transparity_conformance.checking.ranks.joining import Differing
-from transparity_conformance.checking.reach.calls import run_all
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap

@@ -31,7 +31,7 @@ from tests.runtimes.cached_models import export
 from tests.runtimes.gguf_files import KINDS as TYPES
 from tests.runtimes.gguf_files import write
 
-from meta.fuzz.wild import damaged
+from meta.fuzz.strategies import damaged, examples
 from transparity.errors import TransparityError
 from transparity_conformance.checking.artefacts.gguf.checking import GgufCheck
 from transparity_conformance.checking.artefacts.gguf.metadata import keys_of
@@ -77,7 +77,10 @@ def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
     else:
         path = target
     data = source.read_bytes()
-    ways: list[Callable[[], bytes]] = [lambda: damaged(random, data), lambda: _flipped(random, data)]
+    ways: list[Callable[[], bytes]] = [
+        lambda: examples(damaged(data), 2, random.getrandbits(32))[-1],
+        lambda: _flipped(random, data),
+    ]
     ways += [lambda: _renamed(kind, random, data)] if path.suffix != ".json" else []
     path.write_bytes(random.choice(ways)())
     return target

@@ -95,7 +95,11 @@ def published(family: str) -> Callable[..., Any]:
     transformers.logging.disable_progress_bar()
     kind = next((kind for kind, families in HEADS.items() if family in families), "AutoModelForCausalLM")
     model = getattr(transformers, kind)
-    return lambda folder: model.from_pretrained(folder)
+
+    def load(folder: str) -> Any:
+        return model.from_pretrained(folder)
+
+    return load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

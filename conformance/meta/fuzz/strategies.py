@@ -122,7 +122,13 @@ def examples(strategy: SearchStrategy[T], count: int, number: int = 0) -> list[T
     found: list[T] = []
 
     @seed(number)
-    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.data())
     def take(data: st.DataObject) -> None:
         found.append(data.draw(strategy))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transparity_conformance.running.loader.hub import HubBuild
+
 from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.audited import Loader
@@ -23,7 +25,6 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import FILES
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import CAUSES, Audit
-from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 
 HEADS = {
@@ -95,7 +96,11 @@ def published(family: str) -> Callable[..., Any]:
     transformers.logging.disable_progress_bar()
     kind = next((kind for kind, families in HEADS.items() if family in families), "AutoModelForCausalLM")
     model = getattr(transformers, kind)
-    return model.from_pretrained
+
+    def load(folder: str) -> Any:
+        return model.from_pretrained(folder)
+
+    return load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transparity_conformance.checkpoints.fields import ACTIVATIONS, ONLY, Family
-from transparity_conformance.checkpoints.importing import FILES, family_called
+from transparity_conformance.checkpoints.codecs import ONLY, Family
+from transparity_conformance.checkpoints.importing import FAMILIES, family_called
 from transparity_conformance.checkpoints.reading import as_json
+from transparity_conformance.checkpoints.values import ACTIVATIONS
 
 PAGE = Path(__file__).with_name("family-fields.md")
 TESTS = Path(__file__).parents[1] / "tests" / "families" / "test_families.py"
@@ -49,7 +50,7 @@ def page() -> str:
     cases = compared()
     of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
     parts = [INTRODUCTION, "## Every family", _bullets([f"Refused but for {'; '.join(of_all)}"]), _activations()]
-    for model_type in sorted(FILES):
+    for model_type in sorted(FAMILIES):
         family = family_called(model_type)
         parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -62,8 +63,9 @@ NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
 def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
     classes = ", ".join(f"`{name}`" for name in dict.fromkeys(cases.values()))
     yield f"Compared with {classes}, in the configurations: {'; '.join(cases)}"
-    yield f"Read as they are: {', '.join(f'`{theirs}` (`{ours}`)' for theirs, ours in family.fields.items())}"
-    yield f"Converted: {', '.join(f'`{name}`' for name in family.reads)}"
+    unchanged = [f"`{row.name}` ({', '.join(f'`{name}`' for name in row.ours)})" for row in family.rows if row.ours]
+    yield f"Read as they are: {', '.join(unchanged)}"
+    yield f"Converted: {', '.join(f'`{name}`' for row in family.rows if not row.ours for name in row.reads)}"
     always = [f"`{name}` {as_json(value)}" for name, value in family.always.items()]
     yield f"Always: {', '.join(always)}"
     if family.only:

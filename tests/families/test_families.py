@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from transparity.errors import ParameterError, TransparityError
 from transparity.parameters import load_parameters
 from transparity.protocol import Backend
 from transparity_conformance.checking.check import PortError, check
-from transparity_conformance.checkpoints.importing import FILES, Checkpoint, import_checkpoint
+from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import forward_oracle
@@ -1236,10 +1235,3 @@ def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[
     with refused(ParameterError, "Parameter 'head.weight' is missing"):
         fewer = {name: value for name, value in checkpoint.parameters.items() if name != "head.weight"}
         check(falls, config=checkpoint.config, parameters=fewer)
-
-
-@pytest.mark.parametrize("model_type", FILES)
-def test_every_model_type_has_an_entry_in_its_file(model_type: str) -> None:
-    file = FILES[model_type]
-    families = import_module(f"transparity_conformance.checkpoints.families.{file}").FAMILIES
-    assert model_type in families, f"checkpoints/families/{file}.py: add {model_type!r} to FAMILIES"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.checkpoints.importing import FAMILIES
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")
@@ -35,4 +35,4 @@ OTHERS = {
     **dict.fromkeys(("bart", "marian", "t5"), translator),
     **dict.fromkeys(("distilbert", "modernbert"), masked),
 }
-LOADERS = {family: OTHERS.get(family, causal) for family in FILES}
+LOADERS = {family: OTHERS.get(family, causal) for family in FAMILIES}

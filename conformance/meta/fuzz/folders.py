@@ -16,8 +16,8 @@ from meta.fuzz.documents import TINY
 from meta.fuzz.outcome import ACCEPTED, WrongAnswerError
 from meta.fuzz.wild import NAMES, damaged, wild_json, wild_text
 from transparity import initialize_parameters
-from transparity_conformance.checkpoints.importing import FILES as FAMILIES
 from transparity_conformance.checkpoints.importing import (
+    FAMILIES,
     configuration,
     family_of,
     import_checkpoint,

@@ -14,10 +14,11 @@ from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
-from transparity_conformance.checkpoints.fields import Family, Fields
+from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import called, tensors_of
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
+from transparity_conformance.checkpoints.values import Fields
 from transparity_conformance.report.text import listed, reason, shown
 
 
@@ -28,7 +29,7 @@ def export_checkpoint(
     return what was imported.
 
     Args:
-        model_type: the family, one of `importing.FILES`.
+        model_type: the family, one of `families.FAMILIES`.
         config: a configuration that the family can express.
         parameters: those of `config`, by name; every number has to be one of float32.
         folder: a new or an empty folder.
@@ -54,17 +55,13 @@ def export_checkpoint(
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
     """The fields of config.json for a configuration of the family."""
-    direct = {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
     return {
         "model_type": model_type,
         "architectures": [family.model],
         "dtype": "float32",
         "is_encoder_decoder": config.architecture == "encoder-decoder",
-        **{name: value for name, value in family.defaults.items() if value is not None},
-        **direct,
         **_token_fields(config),
         **family.write(config),
-        **family.written_classes(config),
     }
 
 

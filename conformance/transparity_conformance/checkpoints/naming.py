@@ -89,6 +89,27 @@ def linears(pairs: Mapping[str, str]) -> dict[str, str | Stored]:
     return {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in pairs.items() for leaf in ("weight", "bias")}
 
 
+def weights(pairs: Mapping[str, str]) -> dict[str, str | Stored]:
+    """The names of the `weight` of each linear map or norm without a bias."""
+    return {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in pairs.items()}
+
+
+def projections(theirs: str, ours: str, query: str, key: str, value: str, output: str) -> dict[str, str]:
+    """The names of the projections of an attention, in the scope `theirs` there and `ours` here."""
+    roles = {query: "query", key: "key", value: "value", output: "output"}
+    return {f"{theirs}.{name}": f"{ours}.{role}" for name, role in roles.items()}
+
+
+def gated(theirs: str, ours: str) -> dict[str, str]:
+    """The names of the projections of a gated feed-forward."""
+    return {f"{theirs}.{role}_proj": f"{ours}.{role}" for role in ("gate", "up", "down")}
+
+
+def without(table: Table, *parts: str) -> dict[str, str | Stored]:
+    """The table without the tensors whose names have one of the `parts`."""
+    return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
+
+
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
     """The parts of each of the hub's `names` that is in the table."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]

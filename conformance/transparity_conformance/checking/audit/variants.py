@@ -20,8 +20,8 @@ from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checking.audit.candidates import candidates
+from transparity_conformance.checkpoints.codecs import TOKENS, Family
 from transparity_conformance.checkpoints.exporting import explicit, fields_of, tensors_in
-from transparity_conformance.checkpoints.fields import TOKENS, Family
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.checkpoints.naming import without_prefix
 

@@ -6,7 +6,7 @@ tests.
 
 from __future__ import annotations
 
-import ast
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.values import ACTIVATIONS
 
 PAGE = Path(__file__).with_name("family-fields.md")
-TESTS = Path(__file__).parents[1] / "tests" / "families" / "test_families.py"
+CASES = Path(__file__).parents[1] / "tests" / "families" / "cases.toml"
 
 INTRODUCTION = """# Families, field by field
 
@@ -35,14 +35,10 @@ listed is reported when a folder is imported: as one that no forward pass depend
 def compared() -> dict[str, dict[str, str]]:
     """The names of the cases in the tests of the families, each with its class of transformers, by family."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CASES":
-            assert isinstance(node.value, ast.Dict)
-            for key, case in zip(node.value.keys, node.value.values, strict=True):
-                assert isinstance(key, ast.Constant) and isinstance(case, ast.Call)
-                family, _, variant = str(key.value).partition(", ")
-                found[family][variant or "usual"] = ast.literal_eval(case.args[0])
-    return dict(found)
+    for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
+        family, _, variant = name.partition(", ")
+        found[family][variant or "usual"] = case["model"]
+    return found
 
 
 def page() -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
-from transparity_conformance.checking.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit.result import AuditedTensor

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.families.test_families import GONE, Case, Refusal, edited, in_double_precision, invoke, made, same, tokens_of
+from tests.families.cases import Case
+from tests.families.test_families import GONE, Refusal, edited, in_double_precision, invoke, made, same, tokens_of
 from transformers import CLIPConfig
 
 from transparity.protocol import Backend

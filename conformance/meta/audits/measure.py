@@ -18,7 +18,7 @@ from meta.audits.fields import FIELDS
 from meta.audits.loading import LOADING
 from meta.audits.planted import FOLDER, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
@@ -55,7 +55,7 @@ def named(audit: Audit | None) -> list[str]:
 
 def audit_alone(load: Callable[..., Any], family: str, folder: Path) -> list[str]:
     """The names that the audit tells, without the check of the forward pass."""
-    loader = Loader(HubBuild(load, family, str(folder)))
+    loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
 
 

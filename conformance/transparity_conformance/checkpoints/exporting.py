@@ -60,14 +60,16 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
         "architectures": [family.model],
         "dtype": "float32",
         "is_encoder_decoder": config.architecture == "encoder-decoder",
-        **_token_fields(config),
+        **_token_fields(family, config),
         **family.write(config),
     }
 
 
-def _token_fields(config: TransformerConfig) -> Fields:
+def _token_fields(family: Family, config: TransformerConfig) -> Fields:
+    """The special tokens, those first that the family has a default for."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
-    return found | ({"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {})
+    found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
+    return {name: found[name] for name in (*family.defaults, *found) if name in found}
 
 
 def tensors_in(

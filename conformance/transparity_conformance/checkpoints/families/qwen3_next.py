@@ -94,7 +94,7 @@ QWEN3_NEXT = PLAIN.variant(
     | {"num_hidden_layers": 3, "full_attention_interval": 2, "partial_rotary_factor": 0.4, "num_experts": 5}
     | {"num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28}
     | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 5, "linear_value_head_dim": 7},
-    always={"norm_gain": "one-plus-weight", "query_key_norm": True, "attention_gate": True}
+    always={"norm_gain": "one-plus-weight", "query_key_norm": True, "attention_gate": True, "activation": "silu"}
     | {"shared_expert_gate": True},
     rows=(
         rename("linear_num_value_heads", "recurrent_heads", 32),
@@ -107,6 +107,7 @@ QWEN3_NEXT = PLAIN.variant(
             lambda config: {"partial_rotary_factor": 1.0} | rotary_fields(config),
             partial_rotary_factor=0.25,
         ),
+        derived(lambda fields: {}, lambda config: {"hidden_act": "silu"}, hidden_act="silu"),
         *ROUTER,
         derived(
             *(_layers, _write_layers),

@@ -1,0 +1,43 @@
+"""The models of families in cases.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """A model of transformers, the length of its inputs, and its expected configuration."""
+
+    model: str
+    fields: dict[str, Any]
+    expected: dict[str, Any]
+    length: int = 11
+    head: str | None = None
+
+
+def _with_null(value: Any) -> Any:
+    """TOML has no null: here it is "null"."""
+    if isinstance(value, dict):
+        return {key: _with_null(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_null(each) for each in value]
+    return None if value == "null" else value
+
+
+_TABLES: dict[str, dict[str, Any]] = _with_null(
+    tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+)
+
+
+def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **rest: Any) -> Case:
+    sizes = {name: value for table in like for name, value in _TABLES["sizes"][table].items()}
+    return Case(fields=sizes | (fields or {}), **rest)
+
+
+CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
+"""Models of transformers that each family is compared with, by family and what is special."""
+
+CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
+"""Models that a family has beside its small one, as the fields of ours that differ."""

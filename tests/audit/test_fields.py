@@ -126,9 +126,9 @@ OTHER_FORMS = {
 """Fields that say what another one says, which is written."""
 
 OTHERS: dict[str, set[str]] = {
-    **dict.fromkeys(("bert", "distilbert", "mpnet", "roberta", "xlm-roberta"), {"tie_word_embeddings"}),
-    **dict.fromkeys(("phi3", "ministral3"), {"rope_scaling"}),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), {"num_local_experts", "max_window_layers"}),
+    **{name: {"tie_word_embeddings"} for name in ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")},
+    **{name: {"rope_scaling"} for name in ("phi3", "ministral3")},
+    **{name: {"num_local_experts", "max_window_layers"} for name in ("qwen2_moe", "qwen3_moe")},
     "deepseek_v3": {"rms_norm_eps"},
     "gpt_neox": {"rope_scaling", "rope_theta"},
     "olmoe": {"num_local_experts", "head_dim"},

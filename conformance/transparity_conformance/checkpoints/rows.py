@@ -148,6 +148,30 @@ def by_tensors(
     return Row(next(iter(names), "by tensors"), names, defaults, read, write)
 
 
+def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[Row, ...]:
+    """The sizes of a model with one stack, by their usual names.
+
+    Args:
+        stack: encoder or decoder.
+        length: the default of `max_position_embeddings`.
+        inner: the field of the width of feed-forwards.
+    """
+    side = "source" if stack == "encoder" else "target"
+    return (
+        rename("vocab_size", f"{side}_vocab_size"),
+        rename("max_position_embeddings", "max_length", length),
+        rename("hidden_size", "embed_dim"),
+        rename("num_attention_heads", "num_heads"),
+        rename("num_hidden_layers", f"num_{stack}_layers"),
+        rename(inner, "feed_forward_dim"),
+    )
+
+
+def unwritten(config: TransformerConfig) -> dict[str, Any]:
+    """Return no field: what the row reads is written by another one, or by the tensors."""
+    return {}
+
+
 def tokens(**defaults: int | None) -> Row:
     """The special tokens that transformers takes for missing ones: `pad`, `bos`, `eos`, `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}

@@ -10,7 +10,18 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import SIZES, Family
 from transparity_conformance.checkpoints.naming import Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
-from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, flag, rename, same, switch, tokens
+from transparity_conformance.checkpoints.rows import (
+    activation,
+    by_tensors,
+    derived,
+    flag,
+    rename,
+    same,
+    sizes,
+    switch,
+    tokens,
+    unwritten,
+)
 from transparity_conformance.checkpoints.values import Fields, as_flag, wrong
 
 
@@ -89,7 +100,7 @@ BART = Family(
         rename("max_position_embeddings", "max_length", 1024),
         *STACKS,
         switch("scale_embedding", "embedding_scale", "embed_dim", "none", False),
-        by_tensors(_bias, lambda config: {}),
+        by_tensors(_bias, unwritten),
         tokens(pad=1, bos=0, eos=2, decoder_start=2),
     ),
     copies=_copies,
@@ -171,12 +182,7 @@ OPT = Family(
     always={"architecture": "decoder", "target_mask": "causal-and-padding", "norm": "layer", "head_bias": False}
     | {"positions": "learned", "position_offset": 2, "position_count": "visible"},
     rows=(
-        rename("vocab_size", "target_vocab_size"),
-        rename("max_position_embeddings", "max_length", 2048),
-        rename("hidden_size", "embed_dim"),
-        rename("num_hidden_layers", "num_decoder_layers"),
-        rename("num_attention_heads", "num_heads"),
-        rename("ffn_dim", "feed_forward_dim"),
+        *sizes("decoder", 2048, "ffn_dim"),
         rename("tie_word_embeddings", "tied_head", True),
         activation("activation_function", "relu"),
         derived(_norms, _write_norms, do_layer_norm_before=True, _remove_final_layer_norm=False),

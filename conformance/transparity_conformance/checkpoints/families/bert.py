@@ -10,7 +10,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import SIZES, Classifier, Family
 from transparity_conformance.checkpoints.naming import linears, projections, without
-from transparity_conformance.checkpoints.rows import Row, activation, by_tensors, derived, rename, tokens
+from transparity_conformance.checkpoints.rows import Row, activation, by_tensors, derived, rename, sizes, tokens
 from transparity_conformance.checkpoints.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
@@ -51,12 +51,7 @@ BERT = Family(
     always={"architecture": "encoder", "norm": "layer", "norm_position": "post", "positions": "learned"}
     | {"embedding_norm": True},
     rows=(
-        rename("vocab_size", "source_vocab_size"),
-        rename("max_position_embeddings", "max_length", 512),
-        rename("hidden_size", "embed_dim"),
-        rename("num_hidden_layers", "num_encoder_layers"),
-        rename("num_attention_heads", "num_heads"),
-        rename("intermediate_size", "feed_forward_dim"),
+        *sizes("encoder", 512),
         rename("layer_norm_eps", "norm_eps", 1e-12),
         rename("type_vocab_size", "num_token_types", 2),
         activation("hidden_act", "gelu"),
@@ -107,15 +102,13 @@ def _counted(fields: Fields) -> dict[str, Any]:
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
 
 
-def _write_counted(config: TransformerConfig) -> dict[str, Any]:
-    return {"max_position_embeddings": config.num_positions}
-
-
 ROBERTA = BERT.variant(
     model="RobertaModel",
     example=EXAMPLE | {"max_position_embeddings": 31, "type_vocab_size": 1},
     rows=(
-        derived(_counted, _write_counted, max_position_embeddings=512),
+        derived(
+            _counted, lambda config: {"max_position_embeddings": config.num_positions}, max_position_embeddings=512
+        ),
         masked_head("RobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),
         tokens(pad=1, bos=0, eos=2),
     ),
@@ -194,7 +187,7 @@ def _counted_from_pad(fields: Fields) -> dict[str, Any]:
 
 
 def _write_distances(config: TransformerConfig) -> dict[str, Any]:
-    return _write_counted(config) | {"relative_attention_num_buckets": BUCKETS}
+    return {"max_position_embeddings": config.num_positions, "relative_attention_num_buckets": BUCKETS}
 
 
 MPNET: Family = ROBERTA.variant(

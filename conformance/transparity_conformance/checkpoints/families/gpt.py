@@ -14,7 +14,7 @@ from transparity_conformance.checkpoints.families.bert import EXAMPLE as BERT_EX
 from transparity_conformance.checkpoints.naming import Stored, Table, by_head, linears, projections, transposed, weights
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.rotary import ROTARY, rotary, rotary_fields
-from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, switch, whole
+from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, sizes, switch, whole
 from transparity_conformance.checkpoints.values import Fields, as_whole
 
 LAYER = "decoder.layers.{i}"
@@ -154,12 +154,7 @@ GPT_NEOX = Family(
     example=BERT_EXAMPLE | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
     always={"architecture": "decoder", "norm_position": "pre", "final_norm": True, "head_bias": False},
     rows=(
-        rename("vocab_size", "target_vocab_size"),
-        rename("max_position_embeddings", "max_length", 2048),
-        rename("hidden_size", "embed_dim"),
-        rename("num_attention_heads", "num_heads"),
-        rename("num_hidden_layers", "num_decoder_layers"),
-        rename("intermediate_size", "feed_forward_dim"),
+        *sizes("decoder", 2048),
         rename("layer_norm_eps", "norm_eps", 1e-5),
         rename("tie_word_embeddings", "tied_head", False),
         derived(*(_rotary_neox, _write_rotary_neox, "rope_theta", *ROTARY), rotary_emb_base=10_000.0, rotary_pct=0.25),

@@ -14,7 +14,16 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import Classifier, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import Stored, Table, linears, projections
-from transparity_conformance.checkpoints.rows import Row, activation, by_tensors, derived, flag, rename, tokens
+from transparity_conformance.checkpoints.rows import (
+    activation,
+    by_tensors,
+    derived,
+    flag,
+    rename,
+    sizes,
+    tokens,
+    unwritten,
+)
 from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
@@ -58,10 +67,6 @@ def _positions(fields: Fields) -> dict[str, Any]:
     return {"max_length": (side // patch) ** 2 + 1}
 
 
-def _write_positions(config: TransformerConfig) -> dict[str, Any]:
-    return {"image_size": config.image_size}
-
-
 def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     width = as_whole(fields, "hidden_size")
     if fields["pooler_output_size"] not in (None, width):
@@ -69,14 +74,8 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     return {"head": "pooled" if "pooler.dense.weight" in names else "hidden"}
 
 
-def _layers(stack: str) -> tuple[Row, ...]:
-    return (
-        rename("hidden_size", "embed_dim"),
-        rename("num_hidden_layers", f"num_{stack}_layers"),
-        rename("num_attention_heads", "num_heads"),
-        rename("intermediate_size", "feed_forward_dim"),
-    )
-
+LAYERS = sizes("encoder")[2:]
+"""The sizes of a model without a vocabulary."""
 
 IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES |= {"image_size": 6, "patch_size": 2}
@@ -88,10 +87,10 @@ VIT = Family(
     example=IMAGES,
     always=ALWAYS | {"architecture": "encoder", "class_token": True},
     rows=(
-        derived(_positions, _write_positions, image_size=224),
+        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
         rename("patch_size", "patch_size", 16),
         rename("num_channels", "image_channels", 3),
-        *_layers("encoder"),
+        *LAYERS,
         rename("layer_norm_eps", "norm_eps", 1e-12),
         activation("hidden_act", "gelu"),
         flag("qkv_bias", "qkv_bias", True),
@@ -148,7 +147,11 @@ def _pooling(fields: Fields) -> dict[str, Any]:
     return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
 
 
-OF_CLIP = (rename("layer_norm_eps", "norm_eps", 1e-5), activation("hidden_act", "quick_gelu"))
+OF_CLIP = (
+    rename("layer_norm_eps", "norm_eps", 1e-5),
+    activation("hidden_act", "quick_gelu"),
+    derived(lambda fields: {}, unwritten, projection_dim=512),
+)
 
 VISION = Family(
     model="CLIPVisionModel",
@@ -157,12 +160,11 @@ VISION = Family(
     | {"architecture": "encoder", "pooler": "none", "head": "pooled", "head_bias": False}
     | {"class_token": True, "patch_bias": False, "embedding_norm": True},
     rows=(
-        *_layers("encoder"),
+        *LAYERS,
         *OF_CLIP,
         rename("patch_size", "patch_size", 32),
         rename("num_channels", "image_channels", 3),
-        derived(_positions, _write_positions, image_size=224),
-        derived(lambda fields: {}, lambda config: {}, projection_dim=512),
+        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
     ),
     unneeded=("attention_dropout", "dropout"),
     names=_names("encoder", pre_layrnorm="embedding_norm", post_layernorm="final_norm"),
@@ -179,12 +181,9 @@ TEXT = Family(
     example=EXAMPLE | {"eos_token_id": 36, "projection_dim": 7},
     always=ALWAYS | {"architecture": "decoder", "pooler": "none", "head": "pooled", "head_bias": False},
     rows=(
-        *_layers("decoder"),
+        *sizes("decoder", 77),
         *OF_CLIP,
-        rename("vocab_size", "target_vocab_size", 49_408),
-        rename("max_position_embeddings", "max_length", 77),
-        derived(_pooling, lambda config: {}, "eos_token_id"),
-        derived(lambda fields: {}, lambda config: {}, projection_dim=512),
+        derived(_pooling, unwritten, "eos_token_id"),
         tokens(pad=1, bos=49_406, eos=49_407),
     ),
     unneeded=("attention_dropout", "dropout"),
@@ -197,6 +196,9 @@ TEXT = Family(
     classifier=Classifier(
         names={"text_projection.weight": "head.weight"}, fields={}, task="ModelWithProjection", size="projection_dim"
     ),
-).variant(defaults={"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 12})
+).variant(
+    defaults={"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+    | {"num_hidden_layers": 12, "vocab_size": 49_408}
+)
 
 FAMILIES = {"vit": VIT, "clip_text_model": TEXT, "clip_vision_model": VISION}

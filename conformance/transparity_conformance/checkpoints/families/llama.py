@@ -10,7 +10,7 @@ from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, SIZES,
 from transparity_conformance.checkpoints.kinds import window_fields, windows
 from transparity_conformance.checkpoints.naming import Table, gated, linears, projections, weights, without
 from transparity_conformance.checkpoints.rotary import rope
-from transparity_conformance.checkpoints.rows import activation, derived, head_width, number, rename, tokens
+from transparity_conformance.checkpoints.rows import activation, derived, head_width, number, rename, sizes, tokens
 from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_whole, nearest, wrong
 
 LAYER = "decoder.layers.{i}"
@@ -48,13 +48,8 @@ LLAMA = Family(
     always={"architecture": "decoder", "norm": "rms", "norm_position": "pre", "final_norm": True}
     | {"gated": True, "head_bias": False},
     rows=(
-        rename("vocab_size", "target_vocab_size"),
-        rename("max_position_embeddings", "max_length", 2048),
-        rename("hidden_size", "embed_dim"),
-        rename("num_attention_heads", "num_heads"),
+        *sizes("decoder", 2048),
         rename("num_key_value_heads", "num_key_value_heads", None, written="key_value_heads"),
-        rename("num_hidden_layers", "num_decoder_layers"),
-        rename("intermediate_size", "feed_forward_dim"),
         rename("rms_norm_eps", "norm_eps", 1e-6),
         rename("tie_word_embeddings", "tied_head", False),
         rope(),

@@ -18,7 +18,7 @@ from transparity_conformance.checkpoints.families.llama import (
 )
 from transparity_conformance.checkpoints.kinds import by_both, by_kind, kinds_given, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import Table, gated, linears, weights, without
-from transparity_conformance.checkpoints.rows import derived, flag, rename, tokens, whole
+from transparity_conformance.checkpoints.rows import derived, flag, rename, tokens, unwritten, whole
 from transparity_conformance.checkpoints.values import Fields, as_flag, as_head_width, as_layers, as_whole, wrong
 
 FEED = f"{LAYER}.feed_forward"
@@ -79,7 +79,7 @@ OLMOE = PLAIN.variant(
     rows=(
         *ROUTER,
         derived(lambda fields: {"num_experts": _count(fields)}, _written_count, num_experts=64, num_local_experts=None),
-        derived(as_head_width, lambda config: {}, head_dim=None),
+        derived(as_head_width, unwritten, head_dim=None),
         tokens(pad=1, bos=None, eos=50_279),
     ),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "intermediate_size": 2048},

@@ -11,7 +11,7 @@ from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
 from transparity_conformance.checkpoints.rotary import SCALING, rotary, written_scaling
-from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, enum, flag, rename, tokens
+from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, enum, flag, rename, sizes, tokens
 from transparity_conformance.checkpoints.values import (
     Fields,
     activation_name,
@@ -96,12 +96,7 @@ MODERNBERT = Family(
     always={"architecture": "encoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
     | {"gated": True, "embedding_norm": True},
     rows=(
-        rename("vocab_size", "source_vocab_size"),
-        rename("max_position_embeddings", "max_length", 8192),
-        rename("hidden_size", "embed_dim"),
-        rename("num_hidden_layers", "num_encoder_layers"),
-        rename("num_attention_heads", "num_heads"),
-        rename("intermediate_size", "feed_forward_dim"),
+        *sizes("encoder", 8192),
         rename("norm_eps", "norm_eps", 1e-5),
         activation("hidden_activation", "gelu"),
         by_tensors(_head, _write_head, classifier_activation="gelu", tie_word_embeddings=True),

@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.families import bart
 from transparity_conformance.checkpoints.naming import Stored, linears
-from transparity_conformance.checkpoints.rows import by_tensors, derived, rename, tokens
+from transparity_conformance.checkpoints.rows import by_tensors, derived, rename, tokens, unwritten
 from transparity_conformance.checkpoints.values import Fields, as_whole
 from transparity_numpy.embeddings import sinusoidal_positions
 
@@ -29,10 +29,6 @@ def _as_matrix(kernel: np.ndarray) -> np.ndarray:
 
 def _frames(fields: Fields) -> dict[str, Any]:
     return {"num_frames": 2 * as_whole(fields, "max_source_positions")}
-
-
-def _write_frames(config: TransformerConfig) -> dict[str, Any]:
-    return {"max_source_positions": config.frame_positions}
 
 
 def _positions(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -55,10 +51,10 @@ WHISPER = Family(
     rows=(
         rename("vocab_size", "target_vocab_size"),
         rename("num_mel_bins", "mel_bins", 80),
-        derived(_frames, _write_frames, max_source_positions=1500),
+        derived(_frames, lambda config: {"max_source_positions": config.frame_positions}, max_source_positions=1500),
         rename("max_target_positions", "max_length", 448),
         *bart.STACKS,
-        by_tensors(_positions, lambda config: {}),
+        by_tensors(_positions, unwritten),
         tokens(pad=50_256, bos=50_256, eos=50_256, decoder_start=50_257),
     ),
     unneeded=(

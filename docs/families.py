@@ -6,6 +6,7 @@ tests.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.values import ACTIVATIONS
 
 PAGE = Path(__file__).with_name("family-fields.md")
+OVERVIEW = Path(__file__).with_name("families.md")
 CASES = Path(__file__).parents[1] / "tests" / "families" / "cases.toml"
 
 INTRODUCTION = """# Families, field by field
@@ -81,5 +83,13 @@ def _bullets(lines: Any) -> str:
     return "\n".join(f"- {line}." for line in lines)
 
 
+def overview() -> str:
+    """Return the page on families with the list of all."""
+    names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
+    listed = f"These families are read: {', '.join(names[:-1])} and {names[-1]}."
+    return re.sub(r"(?s)These families are read: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    OVERVIEW.write_text(overview(), encoding="utf-8")

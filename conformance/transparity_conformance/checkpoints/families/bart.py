@@ -8,7 +8,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import SIZES, Family
-from transparity_conformance.checkpoints.naming import Table, flat, linears, projections
+from transparity_conformance.checkpoints.naming import Stored, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.rows import (
     activation,
@@ -25,19 +25,17 @@ from transparity_conformance.checkpoints.rows import (
 from transparity_conformance.checkpoints.values import Fields, as_flag, wrong
 
 
-def stack_names(stack: str) -> dict[str, str]:
+def stack_names(stack: str) -> dict[str, str | Stored]:
     """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
-    names = {
-        f"{stack}.layernorm_embedding": f"{stack}.embedding_norm",
-        f"{layer}.fc1": f"{layer}.feed_forward.up",
-        f"{layer}.fc2": f"{layer}.feed_forward.down",
-        f"{layer}.final_layer_norm": f"{layer}.feed_forward_norm",
-    }
+    names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
+    names |= linears({"fc1": "up", "fc2": "down"}, layer, f"{layer}.feed_forward")
+    names |= linears({"final_layer_norm": "feed_forward_norm"}, layer, layer)
     for theirs, ours in attentions.items():
-        names[f"{layer}.{theirs}_layer_norm"] = f"{layer}.{ours}_norm"
-        names |= projections(f"{layer}.{theirs}", f"{layer}.{ours}", "q_proj", "k_proj", "v_proj", "out_proj")
+        names |= linears({f"{theirs}_layer_norm": f"{ours}_norm"}, layer, layer)
+        projected = projections("q_proj", "k_proj", "v_proj", "out_proj")
+        names |= linears(projected, f"{layer}.{theirs}", f"{layer}.{ours}")
     return names
 
 
@@ -49,7 +47,8 @@ NAMES: Table = {
     "decoder.embed_positions.weight": "decoder.position_embedding.weight",
     "lm_head.weight": "head.weight",
     "final_logits_bias": flat("head.bias"),
-    **linears(stack_names("encoder") | stack_names("decoder")),
+    **stack_names("encoder"),
+    **stack_names("decoder"),
 }
 
 EXAMPLE: dict[str, Any] = {"vocab_size": 37, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3}

@@ -14,7 +14,8 @@ from transparity_conformance.checkpoints.rows import Row, activation, by_tensors
 from transparity_conformance.checkpoints.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
-ATTENTION, OURS = "encoder.layer.{i}.attention", f"{LAYER}.self_attention"
+BLOCK = "encoder.layer.{i}"
+ATTENTION, OURS = f"{BLOCK}.attention", f"{LAYER}.self_attention"
 
 EXAMPLE = SIZES | {"num_attention_heads": 3, "intermediate_size": 40}
 
@@ -68,19 +69,12 @@ BERT = Family(
         "embeddings.word_embeddings.weight": "encoder.token_embedding.weight",
         "embeddings.token_type_embeddings.weight": "encoder.token_type_embedding.weight",
         "embeddings.position_embeddings.weight": "encoder.position_embedding.weight",
-        **linears(
-            {
-                "embeddings.LayerNorm": "encoder.embedding_norm",
-                **projections(ATTENTION, OURS, "self.query", "self.key", "self.value", "output.dense"),
-                "encoder.layer.{i}.attention.output.LayerNorm": f"{LAYER}.self_attention_norm",
-                "encoder.layer.{i}.intermediate.dense": f"{LAYER}.feed_forward.up",
-                "encoder.layer.{i}.output.dense": f"{LAYER}.feed_forward.down",
-                "encoder.layer.{i}.output.LayerNorm": f"{LAYER}.feed_forward_norm",
-                "pooler.dense": "pooler",
-                "cls.predictions.transform.dense": "head_transform",
-                "cls.predictions.transform.LayerNorm": "head_norm",
-            }
-        ),
+        **linears({"embeddings.LayerNorm": "encoder.embedding_norm", "pooler.dense": "pooler"}),
+        **linears(projections("self.query", "self.key", "self.value", "output.dense"), ATTENTION, OURS),
+        **linears({"attention.output.LayerNorm": "self_attention_norm"}, BLOCK, LAYER),
+        **linears({"intermediate.dense": "feed_forward.up", "output.dense": "feed_forward.down"}, BLOCK, LAYER),
+        **linears({"output.LayerNorm": "feed_forward_norm"}, BLOCK, LAYER),
+        **linears({"dense": "head_transform", "LayerNorm": "head_norm"}, "cls.predictions.transform"),
         "cls.predictions.decoder.weight": "head.weight",
         "cls.predictions.bias": "head.bias",
         "cls.predictions.decoder.bias": "head.bias",
@@ -157,19 +151,12 @@ DISTILBERT = BERT.variant(
     names={
         "embeddings.word_embeddings.weight": "encoder.token_embedding.weight",
         "embeddings.position_embeddings.weight": "encoder.position_embedding.weight",
-        **linears(
-            {
-                "embeddings.LayerNorm": "encoder.embedding_norm",
-                **projections("transformer.layer.{i}.attention", OURS, "q_lin", "k_lin", "v_lin", "out_lin"),
-                "transformer.layer.{i}.sa_layer_norm": f"{LAYER}.self_attention_norm",
-                "transformer.layer.{i}.ffn.lin1": f"{LAYER}.feed_forward.up",
-                "transformer.layer.{i}.ffn.lin2": f"{LAYER}.feed_forward.down",
-                "transformer.layer.{i}.output_layer_norm": f"{LAYER}.feed_forward_norm",
-                "vocab_transform": "head_transform",
-                "vocab_layer_norm": "head_norm",
-                "vocab_projector": "head",
-            }
-        ),
+        **linears(projections("q_lin", "k_lin", "v_lin", "out_lin"), "transformer.layer.{i}.attention", OURS),
+        **linears({"sa_layer_norm": "self_attention_norm"}, "transformer.layer.{i}", LAYER),
+        **linears({"output_layer_norm": "feed_forward_norm"}, "transformer.layer.{i}", LAYER),
+        **linears({"lin1": "up", "lin2": "down"}, "transformer.layer.{i}.ffn", f"{LAYER}.feed_forward"),
+        **linears({"embeddings.LayerNorm": "encoder.embedding_norm", "vocab_transform": "head_transform"}),
+        **linears({"vocab_layer_norm": "head_norm", "vocab_projector": "head"}),
     },
     prefixes=("distilbert.",),
     no_parameters=("embeddings.position_ids",),
@@ -204,12 +191,8 @@ MPNET: Family = ROBERTA.variant(
     names={
         **without(ROBERTA.names, f"{ATTENTION}.", "token_type"),
         "encoder.relative_attention_bias.weight": "encoder.relative_bias.weight",
-        **linears(
-            {
-                **projections(f"{ATTENTION}.attn", OURS, "q", "k", "v", "o"),
-                f"{ATTENTION}.LayerNorm": f"{LAYER}.self_attention_norm",
-            }
-        ),
+        **linears(projections("attn.q", "attn.k", "attn.v", "attn.o"), ATTENTION, OURS),
+        **linears({"LayerNorm": "self_attention_norm"}, ATTENTION, LAYER),
     },
     prefixes=("mpnet.",),
     no_parameters=("embeddings.position_ids",),

@@ -10,7 +10,7 @@ from transparity_conformance.checkpoints.codecs import SIZES
 from transparity_conformance.checkpoints.families.llama import LAYER, NO_BIAS, PLAIN
 from transparity_conformance.checkpoints.families.mixtral import DENSE, EXPERTS, FEED, NAMES_WITH_EXPERTS
 from transparity_conformance.checkpoints.kinds import by_kind, own_layers
-from transparity_conformance.checkpoints.naming import Table, by_group, gated, linears, stacked, weights, without
+from transparity_conformance.checkpoints.naming import GATED, Table, by_group, linears, stacked, weights, without
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.rotary import rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.rows import derived, flag, number, tokens, whole
@@ -169,13 +169,14 @@ DEEPSEEK_V3 = PLAIN.variant(
         **without(NAMES_WITH_EXPERTS, ".q_proj.", ".k_proj.", ".v_proj.", ".q_norm.", ".k_norm."),
         **weights(
             {
-                "layers.{i}.self_attn.q_a_proj": f"{ATTENTION}.query_latent",
-                "layers.{i}.self_attn.q_a_layernorm": f"{ATTENTION}.query_latent_norm",
-                "layers.{i}.self_attn.kv_a_layernorm": f"{ATTENTION}.key_value_latent_norm",
-            }
+                "q_a_proj": "query_latent",
+                "q_a_layernorm": "query_latent_norm",
+                "kv_a_layernorm": "key_value_latent_norm",
+            },
+            *("layers.{i}.self_attn", ATTENTION),
         ),
         "layers.{i}.mlp.gate.e_score_correction_bias": f"{FEED}.router_correction",
-        **linears(gated("layers.{i}.mlp.shared_experts", f"{FEED}.shared_expert")),
+        **linears(GATED, "layers.{i}.mlp.shared_experts", f"{FEED}.shared_expert"),
     },
     packed=_packed,
 )

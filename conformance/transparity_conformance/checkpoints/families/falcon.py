@@ -14,14 +14,12 @@ from transparity_conformance.checkpoints.values import Fields, as_flag, as_whole
 
 LAYER = "decoder.layers.{i}"
 
-ONE_NORM = linears({"h.{i}.input_layernorm": f"{LAYER}.self_attention_norm"})
+ONE_NORM = linears({"input_layernorm": "self_attention_norm"}, "h.{i}", LAYER)
 
 NORMS: dict[str, Table] = {
-    "parallel": linears(
-        {"h.{i}.ln_attn": f"{LAYER}.self_attention_norm", "h.{i}.ln_mlp": f"{LAYER}.feed_forward_norm"}
-    ),
+    "parallel": linears({"ln_attn": "self_attention_norm", "ln_mlp": "feed_forward_norm"}, "h.{i}", LAYER),
     "parallel-one-norm": ONE_NORM,
-    "sequential": ONE_NORM | linears({"h.{i}.post_attention_layernorm": f"{LAYER}.feed_forward_norm"}),
+    "sequential": ONE_NORM | linears({"post_attention_layernorm": "feed_forward_norm"}, "h.{i}", LAYER),
 }
 """The names of a layer's norms, by `branches`."""
 
@@ -109,14 +107,9 @@ FALCON = Family(
     names={
         "word_embeddings.weight": "decoder.token_embedding.weight",
         "lm_head.weight": "head.weight",
-        **linears(
-            {
-                "h.{i}.self_attention.dense": f"{LAYER}.self_attention.output",
-                "h.{i}.mlp.dense_h_to_4h": f"{LAYER}.feed_forward.up",
-                "h.{i}.mlp.dense_4h_to_h": f"{LAYER}.feed_forward.down",
-                "ln_f": "decoder.final_norm",
-            }
-        ),
+        **linears({"self_attention.dense": "self_attention.output"}, "h.{i}", LAYER),
+        **linears({"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "h.{i}.mlp", f"{LAYER}.feed_forward"),
+        **linears({"ln_f": "decoder.final_norm"}),
     },
     packed=_packed,
     prefixes=("transformer.",),

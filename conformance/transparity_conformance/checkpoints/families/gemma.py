@@ -81,13 +81,9 @@ GEMMA2 = GEMMA.variant(
     unneeded=("attention_dropout", "hidden_act"),
     names={
         **NAMES,
-        **weights(
-            {
-                "layers.{i}.post_attention_layernorm": f"{LAYER}.self_attention_post_norm",
-                "layers.{i}.pre_feedforward_layernorm": f"{LAYER}.feed_forward_norm",
-                "layers.{i}.post_feedforward_layernorm": f"{LAYER}.feed_forward_post_norm",
-            }
-        ),
+        **weights({"post_attention_layernorm": "self_attention_post_norm"}, "layers.{i}", LAYER),
+        **weights({"pre_feedforward_layernorm": "feed_forward_norm"}, "layers.{i}", LAYER),
+        **weights({"post_feedforward_layernorm": "feed_forward_post_norm"}, "layers.{i}", LAYER),
     },
 )
 

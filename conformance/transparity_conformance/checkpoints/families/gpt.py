@@ -79,7 +79,7 @@ GPT2 = Family(
         "h.{i}.mlp.c_fc.bias": f"{LAYER}.feed_forward.up.bias",
         "h.{i}.mlp.c_proj.weight": transposed(f"{LAYER}.feed_forward.down.weight"),
         "h.{i}.mlp.c_proj.bias": f"{LAYER}.feed_forward.down.bias",
-        **linears({"h.{i}.ln_1": f"{LAYER}.self_attention_norm", "h.{i}.ln_2": f"{LAYER}.feed_forward_norm"}),
+        **linears({"ln_1": "self_attention_norm", "ln_2": "feed_forward_norm"}, "h.{i}", LAYER),
         **linears({"ln_f": "decoder.final_norm"}),
     },
     prefixes=("transformer.",),
@@ -102,18 +102,10 @@ GPTJ = GPT2.variant(
     ),
     names={
         "wte.weight": "decoder.token_embedding.weight",
-        **weights(
-            projections("h.{i}.attn", f"{LAYER}.self_attention", "q_proj", "k_proj", "v_proj", "out_proj"),
-        ),
-        **linears(
-            {
-                "h.{i}.ln_1": f"{LAYER}.self_attention_norm",
-                "h.{i}.mlp.fc_in": f"{LAYER}.feed_forward.up",
-                "h.{i}.mlp.fc_out": f"{LAYER}.feed_forward.down",
-                "ln_f": "decoder.final_norm",
-                "lm_head": "head",
-            }
-        ),
+        **weights(projections("q_proj", "k_proj", "v_proj", "out_proj"), "h.{i}.attn", f"{LAYER}.self_attention"),
+        **linears({"ln_1": "self_attention_norm"}, "h.{i}", LAYER),
+        **linears({"fc_in": "up", "fc_out": "down"}, "h.{i}.mlp", f"{LAYER}.feed_forward"),
+        **linears({"ln_f": "decoder.final_norm", "lm_head": "head"}),
     },
     classifier=None,
 )
@@ -166,16 +158,11 @@ GPT_NEOX = Family(
     names={
         "embed_in.weight": "decoder.token_embedding.weight",
         "embed_out.weight": "head.weight",
-        **linears(
-            {
-                "layers.{i}.input_layernorm": f"{LAYER}.self_attention_norm",
-                "layers.{i}.post_attention_layernorm": f"{LAYER}.feed_forward_norm",
-                "layers.{i}.attention.dense": f"{LAYER}.self_attention.output",
-                "layers.{i}.mlp.dense_h_to_4h": f"{LAYER}.feed_forward.up",
-                "layers.{i}.mlp.dense_4h_to_h": f"{LAYER}.feed_forward.down",
-                "final_layer_norm": "decoder.final_norm",
-            }
-        ),
+        **linears({"input_layernorm": "self_attention_norm"}, "layers.{i}", LAYER),
+        **linears({"post_attention_layernorm": "feed_forward_norm"}, "layers.{i}", LAYER),
+        **linears({"attention.dense": "self_attention.output"}, "layers.{i}", LAYER),
+        **linears({"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "layers.{i}.mlp", f"{LAYER}.feed_forward"),
+        **linears({"final_layer_norm": "decoder.final_norm"}),
     },
     packed=_packed_neox,
     prefixes=("gpt_neox.",),

@@ -26,7 +26,7 @@ from transparity_conformance.checkpoints.rows import (
 )
 from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
 
-LAYER = "encoder.layers.{i}"
+BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
 def _with_axes(name: str, *axes: int) -> Stored:
@@ -98,20 +98,15 @@ VIT = Family(
     ),
     only={"pooler_act": ("tanh",)},
     unneeded=("attention_probs_dropout_prob", "hidden_dropout_prob", "encoder_stride"),
-    names=linears(
-        {
-            **projections(
-                *("encoder.layer.{i}.attention", f"{LAYER}.self_attention"),
-                *("attention.query", "attention.key", "attention.value", "output.dense"),
-            ),
-            "encoder.layer.{i}.layernorm_before": f"{LAYER}.self_attention_norm",
-            "encoder.layer.{i}.intermediate.dense": f"{LAYER}.feed_forward.up",
-            "encoder.layer.{i}.output.dense": f"{LAYER}.feed_forward.down",
-            "encoder.layer.{i}.layernorm_after": f"{LAYER}.feed_forward_norm",
-            "layernorm": "encoder.final_norm",
-            "pooler.dense": "pooler",
-        }
-    ),
+    names={
+        **linears(
+            projections("attention.query", "attention.key", "attention.value", "output.dense"),
+            *(f"{BLOCK}.attention", f"{LAYER}.self_attention"),
+        ),
+        **linears({"layernorm_before": "self_attention_norm", "layernorm_after": "feed_forward_norm"}, BLOCK, LAYER),
+        **linears({"intermediate.dense": "feed_forward.up", "output.dense": "feed_forward.down"}, BLOCK, LAYER),
+        **linears({"layernorm": "encoder.final_norm", "pooler.dense": "pooler"}),
+    },
     packed=_packed,
     prefixes=("vit.",),
     classifier=Classifier(
@@ -127,12 +122,14 @@ LEGACY_EOS = 2
 
 def _names(stack: str, **norms: str) -> Table:
     """The names of a tower of CLIP."""
-    parts = projections("self_attn", "self_attention", "q_proj", "k_proj", "v_proj", "out_proj")
-    parts |= {"layer_norm1": "self_attention_norm", "layer_norm2": "feed_forward_norm"}
-    parts |= {"mlp.fc1": "feed_forward.up", "mlp.fc2": "feed_forward.down"}
-    layers = {f"encoder.layers.{{i}}.{theirs}": f"{stack}.layers.{{i}}.{ours}" for theirs, ours in parts.items()}
+    layer, own = "encoder.layers.{i}", f"{stack}.layers.{{i}}"
+    layers = {
+        **linears(projections("q_proj", "k_proj", "v_proj", "out_proj"), f"{layer}.self_attn", f"{own}.self_attention"),
+        **linears({"layer_norm1": "self_attention_norm", "layer_norm2": "feed_forward_norm"}, layer, own),
+        **linears({"fc1": "up", "fc2": "down"}, f"{layer}.mlp", f"{own}.feed_forward"),
+    }
     position = {"embeddings.position_embedding.weight": f"{stack}.position_embedding.weight"}
-    return linears(layers | {theirs: f"{stack}.{ours}" for theirs, ours in norms.items()}) | position
+    return layers | linears(norms, ours=stack) | position
 
 
 def _packed_clip(config: TransformerConfig) -> Table:

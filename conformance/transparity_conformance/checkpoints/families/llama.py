@@ -8,7 +8,7 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, SIZES, Family
 from transparity_conformance.checkpoints.kinds import window_fields, windows
-from transparity_conformance.checkpoints.naming import Table, gated, linears, projections, weights, without
+from transparity_conformance.checkpoints.naming import GATED, Table, linears, projections, weights, without
 from transparity_conformance.checkpoints.rotary import rope
 from transparity_conformance.checkpoints.rows import activation, derived, head_width, number, rename, sizes, tokens
 from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_whole, nearest, wrong
@@ -19,20 +19,11 @@ NAMES: Table = {
     "embed_tokens.weight": "decoder.token_embedding.weight",
     "norm.weight": "decoder.final_norm.weight",
     "lm_head.weight": "head.weight",
-    **weights(
-        {
-            "layers.{i}.input_layernorm": f"{LAYER}.self_attention_norm",
-            "layers.{i}.post_attention_layernorm": f"{LAYER}.feed_forward_norm",
-            "layers.{i}.self_attn.q_norm": f"{LAYER}.self_attention.query_norm",
-            "layers.{i}.self_attn.k_norm": f"{LAYER}.self_attention.key_norm",
-        }
-    ),
-    **linears(
-        {
-            **projections("layers.{i}.self_attn", f"{LAYER}.self_attention", "q_proj", "k_proj", "v_proj", "o_proj"),
-            **gated("layers.{i}.mlp", f"{LAYER}.feed_forward"),
-        }
-    ),
+    **weights({"input_layernorm": "self_attention_norm"}, "layers.{i}", LAYER),
+    **weights({"post_attention_layernorm": "feed_forward_norm"}, "layers.{i}", LAYER),
+    **weights({"q_norm": "query_norm", "k_norm": "key_norm"}, "layers.{i}.self_attn", f"{LAYER}.self_attention"),
+    **linears(projections("q_proj", "k_proj", "v_proj", "o_proj"), "layers.{i}.self_attn", f"{LAYER}.self_attention"),
+    **linears(GATED, "layers.{i}.mlp", f"{LAYER}.feed_forward"),
 }
 
 EXAMPLE = SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}

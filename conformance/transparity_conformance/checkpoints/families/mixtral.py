@@ -17,11 +17,12 @@ from transparity_conformance.checkpoints.families.llama import (
     WIDE,
 )
 from transparity_conformance.checkpoints.kinds import by_both, by_kind, kinds_given, layer_kinds, own_layers
-from transparity_conformance.checkpoints.naming import Table, gated, linears, weights, without
+from transparity_conformance.checkpoints.naming import GATED, Table, linears, weights, without
 from transparity_conformance.checkpoints.rows import derived, flag, rename, tokens, unwritten, whole
 from transparity_conformance.checkpoints.values import Fields, as_flag, as_head_width, as_layers, as_whole, wrong
 
 FEED = f"{LAYER}.feed_forward"
+EXPERT = f"{FEED}.experts.{{e}}"
 
 UNNEEDED = ("attention_dropout", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
@@ -38,14 +39,8 @@ MIXTRAL = MISTRAL.variant(
     unneeded=UNNEEDED,
     names={
         **without(NAMES, ".mlp."),
-        **weights(
-            {
-                "layers.{i}.block_sparse_moe.gate": f"{FEED}.router",
-                "layers.{i}.block_sparse_moe.experts.{e}.w1": f"{FEED}.experts.{{e}}.gate",
-                "layers.{i}.block_sparse_moe.experts.{e}.w3": f"{FEED}.experts.{{e}}.up",
-                "layers.{i}.block_sparse_moe.experts.{e}.w2": f"{FEED}.experts.{{e}}.down",
-            }
-        ),
+        **weights({"gate": "router"}, "layers.{i}.block_sparse_moe", FEED),
+        **weights({"w1": "gate", "w3": "up", "w2": "down"}, "layers.{i}.block_sparse_moe.experts.{e}", EXPERT),
     },
 )
 
@@ -53,7 +48,7 @@ MIXTRAL = MISTRAL.variant(
 NAMES_WITH_EXPERTS: Table = {
     **NAMES,
     "layers.{i}.mlp.gate.weight": f"{FEED}.router.weight",
-    **linears(gated("layers.{i}.mlp.experts.{e}", f"{FEED}.experts.{{e}}")),
+    **linears(GATED, "layers.{i}.mlp.experts.{e}", EXPERT),
 }
 
 EXPERTS, DENSE = "experts", "dense"
@@ -163,7 +158,7 @@ def _write_sparse_windows(config: TransformerConfig) -> dict[str, Any]:
 
 
 SHARED_EXPERT: Table = {
-    **linears(gated("layers.{i}.mlp.shared_expert", f"{FEED}.shared_expert")),
+    **linears(GATED, "layers.{i}.mlp.shared_expert", f"{FEED}.shared_expert"),
     "layers.{i}.mlp.shared_expert_gate.weight": f"{FEED}.shared_expert_gate.weight",
 }
 

@@ -124,19 +124,10 @@ MODERNBERT = Family(
     ),
     names={
         "embeddings.tok_embeddings.weight": "encoder.token_embedding.weight",
-        **linears(
-            {
-                "embeddings.norm": "encoder.embedding_norm",
-                "layers.{i}.attn_norm": f"{LAYER}.self_attention_norm",
-                "layers.{i}.attn.Wo": f"{LAYER}.self_attention.output",
-                "layers.{i}.mlp_norm": f"{LAYER}.feed_forward_norm",
-                "layers.{i}.mlp.Wo": f"{LAYER}.feed_forward.down",
-                "final_norm": "encoder.final_norm",
-                "head.dense": "head_transform",
-                "head.norm": "head_norm",
-                "decoder": "head",
-            }
-        ),
+        **linears({"attn_norm": "self_attention_norm", "mlp_norm": "feed_forward_norm"}, "layers.{i}", LAYER),
+        **linears({"attn.Wo": "self_attention.output", "mlp.Wo": "feed_forward.down"}, "layers.{i}", LAYER),
+        **linears({"embeddings.norm": "encoder.embedding_norm", "final_norm": "encoder.final_norm"}),
+        **linears({"head.dense": "head_transform", "head.norm": "head_norm", "decoder": "head"}),
     },
     packed=_packed,
     prefixes=("model.",),

@@ -30,7 +30,7 @@ def _stack(stack: str, *, last: int) -> Table:
     }
     for index, (theirs, ours) in enumerate(sublayers):
         names[f"{block}.{index}.layer_norm.weight"] = f"{layer}.{ours}_norm.weight"
-        names |= weights(projections(f"{block}.{index}.{theirs}", f"{layer}.{ours}", "q", "k", "v", "o"))
+        names |= weights(projections("q", "k", "v", "o"), f"{block}.{index}.{theirs}", f"{layer}.{ours}")
     return names
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from transparity_conformance.checkpoints.codecs import ONLY, Family
-from transparity_conformance.checkpoints.importing import FAMILIES, family_called
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.values import ACTIVATIONS
 

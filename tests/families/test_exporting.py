@@ -20,7 +20,8 @@ from transparity.config import TransformerConfig, full_attention_every
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import FAMILIES, family_called, import_checkpoint
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import tensors_of
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app

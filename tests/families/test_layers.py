@@ -15,7 +15,8 @@ from transparity.errors import TransparityError
 from transparity.taps import recording
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import FAMILIES, Opened, import_checkpoint, open_checkpoint
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
 from transparity_conformance.cli import app
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS

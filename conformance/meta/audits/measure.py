@@ -20,7 +20,7 @@ from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import FAMILIES
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import CAUSES, Audit
 from transparity_conformance.running.hub import HubBuild

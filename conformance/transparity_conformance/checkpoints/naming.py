@@ -85,7 +85,7 @@ def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | Stored]:
-    """The names of the `weight` and the `bias` of linear maps and norms, in the scope `theirs` there and `ours` here."""
+    """The names of the `weight` and the `bias` of linear maps and norms, in the scope `theirs` there, `ours` here."""
     return weights(pairs, theirs, ours, ("weight", "bias"))
 
 

@@ -110,7 +110,9 @@ SMOLLM3 = LLAMA.variant(
     rows=(
         derived(
             *(_layers_smollm3, _write_layers_smollm3),
-            **dict.fromkeys(("no_rope_layers", "layer_types", "sliding_window")),
+            no_rope_layers=None,
+            layer_types=None,
+            sliding_window=None,
             no_rope_layer_interval=4,
             use_sliding_window=False,
         ),

@@ -10,9 +10,9 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
 from transparity_conformance.checkpoints.hashing import Progress, Tensor, hashes, headers
-from transparity_conformance.checkpoints.importing import FAMILIES
 from transparity_conformance.exchange.bundle.bundle import check_dtype
 from transparity_conformance.exchange.bundle.manifest import (
     check_digests,

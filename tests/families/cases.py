@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """A model of transformers, the length of its inputs, and its expected configuration."""
+    """A model of transformers, as cases.toml describes it."""
 
     model: str
     fields: dict[str, Any]
     expected: dict[str, Any]
     length: int = 11
     head: str | None = None
+    decoded: bool = False
 
 
 def _with_null(value: Any) -> Any:
@@ -41,3 +42,6 @@ CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
 
 CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
 """Models that a family has beside its small one, as the fields of ours that differ."""
+
+REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
+"""Fields of a case that are refused, and a part of the message, by what they are."""

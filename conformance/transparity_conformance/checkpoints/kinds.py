@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
+from transparity_conformance.checkpoints.rows import Row, derived
 from transparity_conformance.checkpoints.values import Fields, as_layers, as_whole, wrong
 
 
@@ -51,6 +52,15 @@ def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
     """Convert `layer_types` of `count` layers into `sliding_window`, and the kinds of layers with and without it."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
+
+
+def windows_in_turn(window: int) -> Row:
+    """Windows in every other layer from the first on, unless `layer_types` differs."""
+
+    def read(fields: Fields) -> dict[str, Any]:
+        return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
+
+    return derived(read, window_fields, sliding_window=window, layer_types=None)
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:

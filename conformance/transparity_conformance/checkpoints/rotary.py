@@ -72,6 +72,20 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     return found | (SCALINGS[kind](given) if kind in SCALINGS else {})
 
 
+def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
+    """Return the base and the scaling of each kind of layer, whose `rope_parameters` are an object for each kind.
+
+    Args:
+        fields: of config.json.
+        own: the fields that each kind has in place of them.
+    """
+    given = fields["rope_parameters"] or {}
+    if not isinstance(given, dict) or not set(given) <= set(own):
+        raise wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
+    found = {kind: SCALING | rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
+    return {kind: {name: each[name] for name in ("rope_theta", *SCALING)} for kind, each in found.items()}
+
+
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
     """The name of the field with the scaling, its kind, and its content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"

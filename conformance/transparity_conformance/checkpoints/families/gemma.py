@@ -7,16 +7,21 @@ from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, NAMES, PLAIN, WIDE
-from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, own_layers, window_fields, windows
+from transparity_conformance.checkpoints.kinds import (
+    by_kind,
+    kinds_every,
+    own_layers,
+    window_fields,
+    windows_in_turn,
+)
 from transparity_conformance.checkpoints.naming import weights, without
-from transparity_conformance.checkpoints.rotary import ROTARY, SCALING, rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
 from transparity_conformance.checkpoints.rows import derived, number, rename, tokens
 from transparity_conformance.checkpoints.values import (
     Fields,
     activation_name,
     as_activation,
     as_head_width,
-    as_layers,
     nearest,
     wrong,
 )
@@ -52,10 +57,6 @@ GEMMA = PLAIN.variant(
 )
 
 
-def _windows2(fields: Fields) -> dict[str, Any]:
-    return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
-
-
 def _power(scalar: float) -> float:
     return float(scalar**-0.5)
 
@@ -75,7 +76,7 @@ GEMMA2 = GEMMA.variant(
         rename("final_logit_softcapping", "final_softcap", 30.0),
         derived(_activation2, _write_activation, hidden_activation="gelu_pytorch_tanh"),
         number("query_pre_attn_scalar", "attention_multiplier", 256, _power, _scalar),
-        derived(_windows2, window_fields, sliding_window=4096, layer_types=None),
+        windows_in_turn(4096),
     ),
     defaults={"num_key_value_heads": 4},
     unneeded=("attention_dropout", "hidden_act"),
@@ -90,20 +91,13 @@ GEMMA2 = GEMMA.variant(
 
 def _layers3(fields: Fields) -> dict[str, Any]:
     """Windows and rotary positions by the kind of a layer."""
-    kinds, given = kinds_every(fields, "sliding_window_pattern"), fields["rope_parameters"] or {}
-    if not isinstance(given, dict) or not set(given) <= {SLIDING, FULL}:
-        raise wrong("rope_parameters", given, f"an object for each of {SLIDING} and {FULL}")
-    of_full = {**fields, "rope_parameters": given.get(FULL)}
     # A scaling with `type` alone is read as it says, as transformers 4 does; version 5 leaves it out.
-    own = {"rope_theta": fields["rope_local_base_freq"], "rope_parameters": given.get(SLIDING), "rope_scaling": None}
-    rotated = {SLIDING: rotary({**fields, **own}), FULL: rotary(of_full)}
-    window = {SLIDING: fields["sliding_window"], FULL: None}
-    facts = {
-        kind: {"sliding_window": window[kind]}
-        | {name: {**SCALING, **rotated[kind]}[name] for name in ("rope_theta", *SCALING)}
-        for kind in rotated
-    }
-    return rotary({**fields, "rope_parameters": None, "rope_scaling": None}) | by_kind(kinds, facts)
+    of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
+    rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
+    facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}
+    facts = {kind: facts[kind] | rotated[kind] for kind in facts}
+    found = rotary({**fields, "rope_parameters": None, "rope_scaling": None})
+    return found | by_kind(kinds_every(fields, "sliding_window_pattern"), facts)
 
 
 def _write_layers3(config: TransformerConfig) -> dict[str, Any]:

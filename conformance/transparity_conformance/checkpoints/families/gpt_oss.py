@@ -11,11 +11,11 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.llama import LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.families.mixtral import FEED
-from transparity_conformance.checkpoints.kinds import kinds_every, window_fields, windows
+from transparity_conformance.checkpoints.kinds import windows_in_turn
 from transparity_conformance.checkpoints.naming import Stored, Table, linears, without
 from transparity_conformance.checkpoints.rotary import rope, rotary
-from transparity_conformance.checkpoints.rows import derived, flag, rename
-from transparity_conformance.checkpoints.values import Fields, as_layers
+from transparity_conformance.checkpoints.rows import flag, rename
+from transparity_conformance.checkpoints.values import Fields
 
 EXPERTS = "layers.{i}.mlp.experts"
 
@@ -57,10 +57,6 @@ def _rotary(fields: Fields) -> dict[str, Any]:
     return rotary(fields if given else {**fields, "rope_parameters": YARN})
 
 
-def _windows(fields: Fields) -> dict[str, Any]:
-    return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
-
-
 GPT_OSS = PLAIN.variant(
     model="GptOssForCausalLM",
     example=WIDE
@@ -73,7 +69,7 @@ GPT_OSS = PLAIN.variant(
         rename("num_experts_per_tok", "experts_per_token", 4),
         rename("swiglu_limit", "gate_limit", 7.0),
         rope(_rotary, rope_theta=150_000.0),
-        derived(_windows, window_fields, sliding_window=128, layer_types=None),
+        windows_in_turn(128),
         flag("attention_bias", ("qkv_bias", "output_bias"), True),
     ),
     without=("hidden_act",),

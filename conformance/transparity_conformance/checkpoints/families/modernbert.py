@@ -10,7 +10,7 @@ from transparity_conformance.checkpoints.codecs import Classifier, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
-from transparity_conformance.checkpoints.rotary import SCALING, rotary, written_scaling
+from transparity_conformance.checkpoints.rotary import rotary_by_kind, written_scaling
 from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, enum, flag, rename, sizes, tokens
 from transparity_conformance.checkpoints.values import (
     Fields,
@@ -19,7 +19,6 @@ from transparity_conformance.checkpoints.values import (
     as_flag,
     as_number,
     as_whole,
-    wrong,
 )
 
 LAYER = "encoder.layers.{i}"
@@ -57,21 +56,17 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
 
 def _layers(fields: Fields) -> dict[str, Any]:
     """Windows and rotary positions by the kind of a layer, and the first layer without its norm."""
-    given = fields["rope_parameters"] or {}
-    if not isinstance(given, dict) or not set(given) <= {SLIDING, FULL}:
-        raise wrong("rope_parameters", given, f"an object for each of {SLIDING} and {FULL}")
     window = as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
-    facts: dict[str, dict[str, Any]] = {}
-    rotated: dict[str, Any] = {}
-    for kind, theta, own in ((SLIDING, "local_rope_theta", window), (FULL, "global_rope_theta", None)):
-        of_kind = {**fields, "rope_theta": as_number(fields, theta), "rope_parameters": given.get(kind)}
-        rotated = SCALING | rotary(of_kind)
-        facts[kind] = {name: rotated[name] for name in ("rope_theta", *SCALING)}
-        facts[kind] |= {"sliding_window": own, "attention_norm": True}
+    thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
+    own = {kind: {"rope_theta": as_number(fields, theta)} for kind, theta in thetas.items()}
+    facts = {kind: found | {"attention_norm": True} for kind, found in rotary_by_kind(fields, own).items()}
+    facts[SLIDING] |= {"sliding_window": window}
+    facts[FULL] |= {"sliding_window": None}
     kinds = kinds_every(fields, "global_attn_every_n_layers", first=True)
     if kinds:
         facts |= {FIRST: {**facts[kinds[0]], "attention_norm": False}}
-    return rotated | by_kind([FIRST, *kinds[1:]] if kinds else [], facts)
+    found = {"rope_layout": "halves", "positions": "rotary"} | facts[FULL]
+    return found | by_kind([FIRST, *kinds[1:]] if kinds else [], facts)
 
 
 def _write_layers(config: TransformerConfig) -> dict[str, Any]:

@@ -19,10 +19,8 @@ from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
-
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
 """Sizes of the small models of many families."""
-
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -34,7 +32,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
 }
 """Fields of every family that change numbers, and their supported values (absent and null always are)."""
-
 
 UNNEEDED = frozenset(
     {
@@ -158,9 +155,13 @@ class Family:
             always: further fields of ours that have one value.
             changes: other attributes of the family.
         """
-        merged = {row.name: row for row in (*self.rows, *rows) if row.name not in without}
+        merged = {row.name: row for row in self.rows}
+        for name in without:
+            del merged[name]
+        merged |= {row.name: row for row in rows}
+        by_field = {name: row for row in merged.values() for name in row.reads}
         for name, value in (defaults or {}).items():
-            row = next(each for each in merged.values() if name in each.reads)
+            row = merged[by_field[name].name]
             merged[row.name] = dataclasses.replace(row, defaults={**row.defaults, name: value})
         constants = {**self.always, **(always or {})}
         return dataclasses.replace(self, rows=tuple(merged.values()), always=constants, **changes)
@@ -195,9 +196,9 @@ class Family:
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
-        return found | (
-            self.classifier.write(config, self.model) if config.head == "classes" and self.classifier else {}
-        )
+        if config.head == "classes" and self.classifier is not None:
+            found |= self.classifier.write(config, self.model)
+        return found
 
     def table(self, config: TransformerConfig) -> Table:
         """The names of all tensors of a configuration, and ours."""

@@ -28,14 +28,11 @@ from transparity_conformance.checkpoints.values import (
 Read = Callable[[Fields], dict[str, Any]]
 """Computes fields of ours from those of config.json."""
 
-
 Write = Callable[[TransformerConfig], dict[str, Any]]
 """Computes fields of config.json from a configuration: the inverse of `Read`, for what it can express."""
 
-
 Value = Callable[[Fields, str], Any]
 """Returns the value of a field, checked and converted."""
-
 
 REQUIRED = object()
 """The default of a field that a file has to have."""

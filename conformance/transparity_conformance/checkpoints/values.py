@@ -14,7 +14,6 @@ from transparity_conformance.checkpoints.reading import CheckpointError, as_json
 Fields = Mapping[str, Any]
 """Fields by name: of config.json, or ours."""
 
-
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
@@ -25,7 +24,6 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-
 
 MOST_LAYERS = 10_000
 """The most layers that are imported; they are listed one by one."""

@@ -66,10 +66,7 @@ def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_pat
     assert report.first_divergence == "config.json: rope_theta"
     (fault,) = (fault for fault in report.faults if fault.where == "config.json: rope_theta")
     (cause,) = fault.causes
-    assert (cause.mistake, cause.says) == (
-        "field-ignored",
-        "with rope_theta 100000.0 the port answers as with 10000.0",
-    )
+    assert (cause.mistake, cause.says) == ("field-ignored", "with rope_theta 100000.0 the port answers as with 10000.0")
     assert fault.error > fault.budget >= cause.residual
     without = check(load, family="llama", audit=False)
     assert without.verdict == "agrees"

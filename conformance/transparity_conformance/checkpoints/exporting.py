@@ -127,10 +127,7 @@ def explicit(config: TransformerConfig) -> dict[str, Any]:
     return (
         dataclasses.asdict(config)
         | _by_layer(config)
-        | {
-            "num_key_value_heads": config.key_value_heads,
-            "attention_head_dim": config.head_dim,
-        }
+        | {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     )
 
 

@@ -121,8 +121,7 @@ ROBERTA = BERT.variant(
 )
 
 XLM_ROBERTA = ROBERTA.variant(
-    model="XLMRobertaModel",
-    rows=(masked_head("XLMRobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),),
+    model="XLMRobertaModel", rows=(masked_head("XLMRobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),)
 )
 
 DISTILBERT = BERT.variant(
@@ -198,10 +197,4 @@ MPNET: Family = ROBERTA.variant(
     no_parameters=("embeddings.position_ids",),
 )
 
-FAMILIES = {
-    "bert": BERT,
-    "roberta": ROBERTA,
-    "xlm-roberta": XLM_ROBERTA,
-    "distilbert": DISTILBERT,
-    "mpnet": MPNET,
-}
+FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": XLM_ROBERTA, "distilbert": DISTILBERT, "mpnet": MPNET}

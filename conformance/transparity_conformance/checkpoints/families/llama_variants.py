@@ -49,10 +49,7 @@ def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
 PHI3 = MISTRAL.variant(
     model="Phi3ForCausalLM",
     example=EXAMPLE | {"sliding_window": 5, "partial_rotary_factor": 0.7},
-    rows=(
-        rope(_rotary_phi3, _write_rotary_phi3, **{ORIGINAL: 4096}),
-        tokens(pad=32_000, bos=1, eos=32_000),
-    ),
+    rows=(rope(_rotary_phi3, _write_rotary_phi3, **{ORIGINAL: 4096}), tokens(pad=32_000, bos=1, eos=32_000)),
     defaults={"max_position_embeddings": 4096, "num_key_value_heads": None, "rms_norm_eps": 1e-5}
     | {"sliding_window": None},
     unneeded=("attention_dropout", "embd_pdrop", "resid_pdrop"),
@@ -152,9 +149,7 @@ def _write_rotary_ministral3(config: TransformerConfig) -> dict[str, Any]:
 MINISTRAL3 = MISTRAL.variant(
     model="Ministral3ForCausalLM",
     example=EXAMPLE
-    | {
-        "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, BETA: 0.7} | {ORIGINAL: 8},
-    },
+    | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, BETA: 0.7} | {ORIGINAL: 8}},
     rows=(rope(_rotary_ministral3, _write_rotary_ministral3, rope_theta=1_000_000.0, rope_parameters=None),),
     defaults={"max_position_embeddings": 262_144, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None},
 )

@@ -127,8 +127,7 @@ MODERNBERT = Family(
     packed=_packed,
     prefixes=("model.",),
     classifier=Classifier(
-        names=linears({"classifier": "head"}),
-        fields={"pooler": "none", "head_transform": True, "head_bias": True},
+        names=linears({"classifier": "head"}), fields={"pooler": "none", "head_transform": True, "head_bias": True}
     ),
 )
 

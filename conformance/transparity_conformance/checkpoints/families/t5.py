@@ -107,10 +107,7 @@ T5 = Family(
         head_width("d_kv", 64, heads="num_heads", embed_dim="d_model"),
         derived(_feed_forward, _write_feed_forward, feed_forward_proj="relu"),
         by_tensors(
-            *(_decoder, _write_decoder),
-            num_decoder_layers=None,
-            tie_word_embeddings=True,
-            scale_decoder_outputs=None,
+            *(_decoder, _write_decoder), num_decoder_layers=None, tie_word_embeddings=True, scale_decoder_outputs=None
         ),
         tokens(pad=0, eos=1),
     ),

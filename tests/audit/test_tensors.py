@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
-from transparity_conformance.checking.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit.result import AuditedTensor
@@ -112,10 +112,7 @@ def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
 ) -> None:
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert list(found) == [name]
-    assert (found[name].outcome, found[name].says) == (
-        "never read",
-        f"never read: in its place the port has {says}",
-    )
+    assert (found[name].outcome, found[name].says) == ("never read", f"never read: in its place the port has {says}")
 
 
 def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:

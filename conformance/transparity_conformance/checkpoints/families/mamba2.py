@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
-from transparity_conformance.checkpoints.families import llama
-from transparity_conformance.checkpoints.families.experts.qwen3_next import RECURRENCE, convolution
-from transparity_conformance.checkpoints.fields import Family, Fields, flag, whole, wrong
+from transparity_conformance.checkpoints.codecs import SIZES, Family
+from transparity_conformance.checkpoints.families.llama import LAYER
+from transparity_conformance.checkpoints.families.qwen3_next import RECURRENCE, convolution
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.rows import derived, flag, rename
+from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
 
 LONGEST_CHUNK = 256
 
@@ -36,70 +37,65 @@ def _packed(config: TransformerConfig) -> Table:
     }
 
 
-def _limits(fields: Fields) -> tuple[float, float | None]:
+def _limits(fields: Fields) -> dict[str, Any]:
     """The bounds of the time step, the upper one None if it is infinite, or as large as numbers in float32 are."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
     if not is_number(least) or not is_number(most) or not 0 <= least <= most:
         raise wrong("time_step_limit", given, "two numbers of at least 0, the second not less than the first")
-    return float(least), None if most >= LARGEST else float(most)
+    return {"time_step_least": float(least), "time_step_most": None if most >= LARGEST else float(most)}
 
 
-def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    wide, heads = whole(fields, "hidden_size") * whole(fields, "expand"), whole(fields, "num_heads")
-    if heads * whole(fields, "head_dim") != wide:
-        raise wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
-    least, most = _limits(fields)
+def _write_limits(config: TransformerConfig) -> dict[str, Any]:
+    """`chunk_size` changes rounding alone: a power of two of which a long sequence has several."""
     return {
-        "convolution_bias": flag(fields, "use_conv_bias"),
-        "recurrent_bias": flag(fields, "use_bias"),
-        "time_step_least": least,
-        "time_step_most": most,
+        "time_step_limit": [config.time_step_least, config.time_step_most or LARGEST],
+        "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),
     }
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
-    """`chunk_size` changes rounding alone: a power of two of which a long sequence has several."""
+def _widths(fields: Fields) -> dict[str, Any]:
+    wide, heads = as_whole(fields, "hidden_size") * as_whole(fields, "expand"), as_whole(fields, "num_heads")
+    if heads * as_whole(fields, "head_dim") != wide:
+        raise wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
+    return {}
+
+
+def _write_widths(config: TransformerConfig) -> dict[str, Any]:
     expand, rest = divmod(config.recurrent_dim, config.embed_dim)
     if rest:
         raise CheckpointError(
             f"The family mamba2 cannot express {config.recurrent_heads} heads of {config.recurrent_value_dim} features "
             f"with embed_dim {config.embed_dim}; expected as many features as a multiple of it."
         )
-    return {
-        "expand": expand,
-        "use_conv_bias": config.convolution_bias,
-        "use_bias": config.recurrent_bias,
-        "time_step_limit": [config.time_step_least, config.time_step_most or LARGEST],
-        "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),
-    }
+    return {"expand": expand}
 
 
 MAMBA2 = Family(
+    model="Mamba2ForCausalLM",
+    example=SIZES
+    | {"num_heads": 4, "head_dim": 12, "state_size": 5, "n_groups": 2, "bos_token_id": 1, "eos_token_id": 2}
+    | {"time_step_limit": [0.4, 0.9]},
     always={"architecture": "decoder", "norm": "rms", "norm_position": "pre", "final_norm": True, "head_bias": False}
     | {"mixer": "state-space", "feed_forward_dim": 0, "positions": "none", "num_heads": 1},
-    fields={
-        "vocab_size": "target_vocab_size",
-        "max_position_embeddings": "max_length",
-        "hidden_size": "embed_dim",
-        "num_hidden_layers": "num_decoder_layers",
-        "layer_norm_epsilon": "norm_eps",
-        "tie_word_embeddings": "tied_head",
-        "num_heads": "recurrent_heads",
-        "n_groups": "recurrent_key_heads",
-        "state_size": "recurrent_key_dim",
-        "head_dim": "recurrent_value_dim",
-        "conv_kernel": "convolution_width",
-    },
-    configure=_configure,
-    write=_write,
-    model="Mamba2ForCausalLM",
-    reads=("expand", "use_conv_bias", "use_bias", "time_step_limit"),
-    defaults={"max_position_embeddings": 2048, "vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64}
-    | {"num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "expand": 2, "conv_kernel": 4}
-    | {"layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True, "tie_word_embeddings": False}
-    | {"time_step_limit": (0.0, LARGEST)},
+    rows=(
+        rename("vocab_size", "target_vocab_size", 32_768),
+        rename("max_position_embeddings", "max_length", 2048),
+        rename("hidden_size", "embed_dim", 4096),
+        rename("num_hidden_layers", "num_decoder_layers", 64),
+        rename("layer_norm_epsilon", "norm_eps", 1e-5),
+        rename("tie_word_embeddings", "tied_head", False),
+        rename("num_heads", "recurrent_heads", 128),
+        rename("n_groups", "recurrent_key_heads", 8),
+        rename("state_size", "recurrent_key_dim", 128),
+        rename("head_dim", "recurrent_value_dim", 64),
+        rename("conv_kernel", "convolution_width", 4),
+        derived(_widths, _write_widths, expand=2),
+        flag("use_conv_bias", "convolution_bias", True),
+        flag("use_bias", "recurrent_bias", False),
+        derived(_limits, _write_limits, time_step_limit=(0.0, LARGEST)),
+    ),
     only={"hidden_act": ("silu", "swish"), "norm_before_gate": (False,), "rms_norm": (True,)},
     unneeded=(
         *("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank", "time_step_min"),
@@ -110,7 +106,7 @@ MAMBA2 = Family(
         "embedding.weight": "decoder.token_embedding.weight",
         "norm_f.weight": "decoder.final_norm.weight",
         "lm_head.weight": "head.weight",
-        "layers.{i}.norm.weight": f"{llama.LAYER}.self_attention_norm.weight",
+        "layers.{i}.norm.weight": f"{LAYER}.self_attention_norm.weight",
         "layers.{i}.mixer.A_log": f"{RECURRENCE}.log_rate",
         "layers.{i}.mixer.D": f"{RECURRENCE}.skip",
         "layers.{i}.mixer.dt_bias": f"{RECURRENCE}.time_step_bias",

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from transparity.config import FULL, SLIDING, TransformerConfig
-from transparity_conformance.checkpoints.families import llama
-from transparity_conformance.checkpoints.families.experts.mixtral import ATTENTION, FEED
-from transparity_conformance.checkpoints.fields import (
-    ROTARY,
-    Fields,
-    flag,
-    head_width,
-    layer_kinds,
-    layers,
-    rotary,
-    rotary_fields,
-    windows,
-)
-from transparity_conformance.checkpoints.naming import Stored, Table, linears
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.families.llama import LAYER, NAMES, PLAIN, WIDE
+from transparity_conformance.checkpoints.families.mixtral import FEED
+from transparity_conformance.checkpoints.kinds import windows_in_turn
+from transparity_conformance.checkpoints.naming import Stored, Table, linears, without
+from transparity_conformance.checkpoints.rotary import rope, rotary
+from transparity_conformance.checkpoints.rows import flag, rename
+from transparity_conformance.checkpoints.values import Fields
 
 EXPERTS = "layers.{i}.mlp.experts"
 
@@ -60,48 +52,36 @@ def _packed(config: TransformerConfig) -> Table:
     return found
 
 
-def _configure(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    kinds, count = fields["layer_types"], layers(fields)
-    kinds = [FULL if i % 2 else SLIDING for i in range(count)] if kinds is None else kinds
+def _rotary(fields: Fields) -> dict[str, Any]:
     given = fields["rope_parameters"] or fields["rope_scaling"]
-    scaling = {} if given else {"rope_parameters": YARN}
-    found = rotary({**fields, **scaling}) | head_width(fields, "hidden_size", "num_attention_heads")
-    biases = dict.fromkeys(("qkv_bias", "output_bias"), flag(fields, "attention_bias"))
-    return found | windows(kinds, fields["sliding_window"], count) | biases
+    return rotary(fields if given else {**fields, "rope_parameters": YARN})
 
 
-def _write(config: TransformerConfig) -> dict[str, Any]:
-    return rotary_fields(config) | {
-        "num_key_value_heads": config.key_value_heads,
-        "attention_bias": config.qkv_bias,
-        "sliding_window": config.sliding_window,
-        "layer_types": layer_kinds(config),
-    }
-
-
-GPT_OSS = dataclasses.replace(
-    llama.LLAMA,
-    always=llama.ALWAYS
-    | {"activation": "gelu-quick", "up_offset": 1.0, "feed_forward_bias": True, "attention_sinks": True}
-    | {"router_bias": True, "router_normalized": True},
-    fields=llama.FIELDS
-    | {"num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token", "swiglu_limit": "gate_limit"},
-    configure=_configure,
-    write=_write,
+GPT_OSS = PLAIN.variant(
     model="GptOssForCausalLM",
-    reads=(*ROTARY, "head_dim", "attention_bias", "sliding_window", "layer_types"),
-    defaults={name: value for name, value in llama.DEFAULTS.items() if name != "hidden_act"}
-    | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5}
-    | {"rope_theta": 150_000.0, "sliding_window": 128, "layer_types": None, "attention_bias": True}
-    | {"num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0},
+    example=WIDE
+    | {"num_hidden_layers": 3, "sliding_window": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
+    | {"rope_theta": 150_000.0},
+    always={"activation": "gelu-quick", "up_offset": 1.0, "feed_forward_bias": True, "attention_sinks": True}
+    | {"router_bias": True, "router_normalized": True},
+    rows=(
+        rename("num_local_experts", "num_experts", 128),
+        rename("num_experts_per_tok", "experts_per_token", 4),
+        rename("swiglu_limit", "gate_limit", 7.0),
+        rope(_rotary, rope_theta=150_000.0),
+        windows_in_turn(128),
+        flag("attention_bias", ("qkv_bias", "output_bias"), True),
+    ),
+    without=("hidden_act",),
+    defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
     only={"swiglu_alpha": (1.702,)},
     unneeded=(
         *("attention_dropout", "hidden_act", "initial_context_length", "output_router_logits"),
         *("router_aux_loss_coef", "experts_per_token"),
     ),
     names={
-        **ATTENTION,
-        "layers.{i}.self_attn.sinks": f"{llama.LAYER}.self_attention.sinks",
+        **without(NAMES, ".mlp."),
+        "layers.{i}.self_attn.sinks": f"{LAYER}.self_attention.sinks",
         **linears({"layers.{i}.mlp.router": f"{FEED}.router"}),
     },
     packed=_packed,

@@ -24,10 +24,11 @@ from transparity_conformance.checkpoints.importing import (
     save_checkpoint,
 )
 from transparity_conformance.checkpoints.naming import called
-from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
-from transparity_conformance.exchange.bundle.manifest import FILES, digest, own_digest
-from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
+from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.manifest import FILES, digest, own_digest
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.exchange.writing import export_bundle
 
 PRINTABLE = [name for name in NAMES if name.isprintable()]
 """Names that a library writes into a file."""
@@ -95,7 +96,7 @@ def _sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def bundle_outputs(random: Random, folder: Path) -> str:
-    """Outputs of a port: damaged, of wrong shapes, dtypes and names, or of wild numbers; a few are judged."""
+    """Actual of a port: damaged, of wrong shapes, dtypes and names, or of wild numbers; a few are judged."""
     bundle, files = right_bundle()
     path, right = folder / ACTUAL, files["expected.safetensors"]
     if random.random() < 0.6:

@@ -16,8 +16,8 @@ from meta.fuzz.folders import right_bundle, write
 from meta.fuzz.outcome import ACCEPTED, WrongAnswerError
 from meta.fuzz.wild import ERRORS, EXITS, NAMES, NOT_FINITE, Hostile, damaged, wild_object
 from transparity_conformance.checking.check import check
-from transparity_conformance.exchange.bundle.bundle import ACTUAL
-from transparity_conformance.exchange.bundle.reading import read_actual
+from transparity_conformance.exchange.bundle import ACTUAL
+from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.program import run_command

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass, first_of
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
-from transparity_conformance.capabilities.decoding.given import what_is_generated
+from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.table import ATTRIBUTES, OF_GIVEN, offered_by
 from transparity_conformance.checking.histories import compare_history
 from transparity_conformance.checking.reach.calls import Ran

@@ -25,10 +25,8 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.cli import app
-from transparity_conformance.exchange.elsewhere.comparing import judge_answers, not_brought
-from transparity_conformance.exchange.elsewhere.manifest import read_manifest
-from transparity_conformance.exchange.elsewhere.names import in_ranges
-from transparity_conformance.exchange.elsewhere.reading import read_answers, read_bundle
+from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
+from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import as_numbers
 from transparity_numpy.port import build
@@ -137,8 +135,7 @@ def taps_in(lines: set[str], probe: str) -> list[str]:
 
 
 def bundle_of(written: Path) -> Any:
-    manifest = read_manifest(written / "bundle")
-    return read_bundle(written / "bundle", manifest, written / "checkpoint", lambda *_: None)
+    return read_bundle(written / "bundle", written / "checkpoint")
 
 
 def test_layers_are_named_in_ranges_and_none_is_left_out() -> None:
@@ -170,7 +167,7 @@ def test_what_nothing_explains_is_told_without_logits_too(written: Path, tmp_pat
     bundle = bundle_of(written)
     right = answered(written / "bundle", written / "checkpoint", "decoder.layers.1.output".__eq__)
     file = save({name: value * np.float32(1.001) for name, value in right.items()}, tmp_path / "a")
-    report = judge_answers(bundle, read_answers(file, bundle), "port", lambda *_: None, budget=0)
+    report = judge_bundle(bundle, read_actual(file, bundle), budget=0)
     assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.1.output")
     assert report.faults[0].causes == ()
 
@@ -245,7 +242,7 @@ def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, t
     ("arguments", "says"),
     [
         (["compare", "{bundle}", "{answers}"], "has no weights; give the checkpoint that it names by --checkpoint"),
-        (["compare", "{bundle}", "{bundle}", "--checkpoint", "{checkpoint}"], "expected one safetensors file"),
+        (["compare", "{bundle}", "{bundle}", "--checkpoint", "{checkpoint}"], "is a folder; expected a file"),
         (["compare", "{bundle}", "{answers}", "--checkpoint", "{checkpoint}"], "which does not belong there"),
         (["export", "--checkpoint", "{checkpoint}", "{checkpoint}"], "has other files in it"),
         (["export", "--checkpoint", "{checkpoint}", "new", "--loss"], "goes with a DIR alone"),
@@ -337,7 +334,7 @@ def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, mon
         file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
         bundle = bundle_of(written)
         tracemalloc.start()
-        assert judge_answers(bundle, read_answers(file, bundle), "port", lambda *_: None).verdict == "agrees"
+        assert judge_bundle(bundle, read_actual(file, bundle)).verdict == "agrees"
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)

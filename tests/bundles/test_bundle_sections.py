@@ -175,7 +175,7 @@ def folder(tmp_path: Path, small: Path) -> Path:
     return Path(shutil.copytree(small, tmp_path / "bundle"))
 
 
-def held(report: Report) -> dict[str, str]:
+def verdicts(report: Report) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in report.claims}
 
 
@@ -224,7 +224,7 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
     bundle, tensors = exported(name)
     report = judged(bundle, tensors)
     assert report.verdict == "agrees"
-    claims = held(report)
+    claims = verdicts(report)
     assert {way.claim for row in CAPABILITIES.values() for way in row.ways} <= set(claims)
     assert set(claims.values()) == {"agrees"}
     (unsaid,) = report.not_compared
@@ -323,7 +323,7 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
     summed |= {f"{key}/loss": np.asarray(tensors[f"{key}/loss"] * counted[key]) for key in counted}
     report = judged(bundle, summed)
     assert the_fault(report).causes[0].says == "the loss is a sum over the targets, not their mean"
-    assert held(report)["gradients"] == "agrees"
+    assert verdicts(report)["gradients"] == "agrees"
 
 
 LEFT_OUT = {

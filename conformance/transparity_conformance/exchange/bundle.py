@@ -16,11 +16,11 @@ from transparity.errors import shown
 from transparity.presets import preset
 from transparity.taps import tap_shapes
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.exchange.manifest import ProbeFields, Shapes
-from transparity_conformance.exchange.sections import LONGEST, Section
+from transparity_conformance.exchange.manifest import ProbeFields, StoredShapes
+from transparity_conformance.exchange.sections import Section
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
 from transparity_conformance.running.loader.inputs import with_mask
 
 ACTUAL = "actual.safetensors"
@@ -94,12 +94,12 @@ def _tap_shapes(probe: Probe) -> dict[str, tuple[int, ...]]:
     return tap_shapes(config, len(first), **lengths)
 
 
-def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
     """The shapes with one name for a tap of all layers, `decoder.layers.{i}.output`; `i` counts from 0.
 
     Raises `AssertionError` where layers differ, which no configuration has.
     """
-    found: Shapes = {}
+    found: StoredShapes = {}
     for name, shape in shapes.items():
         pattern = LAYER.sub(r"\1.layers.{i}.\3", name)
         assert found.setdefault(pattern, list(shape)) == list(shape), name

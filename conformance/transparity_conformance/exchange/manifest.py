@@ -41,7 +41,7 @@ LARGEST_CONFIG = 2**16
 Size = Annotated[int, Meta(ge=0)]
 Word = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=VALUE)]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
-Shapes = dict[str, list[Size]]
+StoredShapes = dict[str, list[Size]]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,8 +52,8 @@ class ProbeFields(Strict):
     """One set of inputs, and the taps that may come back; `{i}` in a name is the number of a layer, from 0."""
 
     purpose: Text = msgspec.field(name="for")
-    inputs: Shapes
-    taps: Shapes
+    inputs: StoredShapes
+    taps: StoredShapes
     budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
     """By tap; those of a bundle with weights."""
 
@@ -63,8 +63,8 @@ class SectionFields(Strict):
 
     purpose: Text = msgspec.field(name="for")
     requests: dict[str, dict[str, Any]]
-    inputs: Shapes
-    actual: Shapes
+    inputs: StoredShapes
+    actual: StoredShapes
 
 
 class TensorFields(Strict):

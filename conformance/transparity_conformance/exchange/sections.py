@@ -19,10 +19,7 @@ from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.exchange.manifest import SectionFields
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
-
-LONGEST = 256
-"""With a longer `max_length`, a bundle has no probe and no request of the full length: scores grow with its square."""
+from transparity_conformance.oracle.probes import LONGEST, Probe
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,10 +43,10 @@ from transparity_conformance.report.report import Cause
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 
-CONFIGURATIONS = 16
+KEPT_CONFIGURATIONS = 16
 """Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
 
-NEAREST = 3
+NEAREST_FAULTS = 3
 """Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
 and smaller divisors round by more."""
 
@@ -87,7 +87,7 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
     return {name: None if token is None else becomes[token] for name, token in given.items()}
 
 
-@functools.lru_cache(maxsize=CONFIGURATIONS)
+@functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     """Return the batches of all steps; targets are the next tokens."""
     random = np.random.default_rng(3)
@@ -119,7 +119,7 @@ class TrainingRequest:
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
-@functools.lru_cache(maxsize=CONFIGURATIONS)
+@functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
     """The trainings of a tiny model of the system."""
     small = tiny(config, ranks)
@@ -208,7 +208,7 @@ def _explaining(
     left = {fault: beyond(fault) for fault in faults}
     if explaining := [fault for fault in faults if not left[fault]]:
         return explaining
-    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST]
+    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST_FAULTS]
     by_their_own = [
         fault for fault in nearest if all(_off(became[request], request, dtype, fault).share <= 1 for request in became)
     ]

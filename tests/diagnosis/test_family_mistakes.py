@@ -112,10 +112,7 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Simul
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "made",
-    [
-        ("activation (sigmoid)", "attention-scale (1.37 times)"),
-        ("rotary-base (77)", "norm-eps (3e-6)"),
-    ],
+    [("activation (sigmoid)", "attention-scale (1.37 times)"), ("rotary-base (77)", "norm-eps (3e-6)")],
     ids=" and ".join,
 )
 def test_one_of_two_mistakes_or_both_may_have_a_number_in_them(made: tuple[str, str]) -> None:

@@ -21,7 +21,7 @@ from transparity_conformance.exchange.sections import Section
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 
 ACTUAL = "actual.safetensors"
 

@@ -22,7 +22,7 @@ from transparity_conformance.exchange.bundle import LAYER, Bundle
 from transparity_conformance.exchange.manifest import MANIFEST, Several, read_manifest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.sections import Section
-from transparity_conformance.oracle.lean import lean
+from transparity_conformance.oracle.probes import lean
 from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.report import Report, Verdict

@@ -24,7 +24,7 @@ from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.running.answers import taps_in
-from transparity_conformance.running.process.running import PortElsewhere
+from transparity_conformance.running.process.running import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 Arrange = Callable[[np.ndarray], np.ndarray]
@@ -243,7 +243,7 @@ class _InForm:
         return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
 
 
-class _InFormElsewhere(_InForm, PortElsewhere):
+class _RemoteInForm(_InForm, RemotePort):
     """The same in a process of its own."""
 
     def listened(
@@ -257,7 +257,7 @@ def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
     """The same answers, and the same ports, with logits in place of their form."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
-        key: (_InFormElsewhere if isinstance(forward, PortElsewhere) else _InForm)(forward, form, configs[key])
+        key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])
         for key, forward in ran.forwards.items()
         if key in configs
     }

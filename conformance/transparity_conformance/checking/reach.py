@@ -15,7 +15,7 @@ from transparity_conformance.checking.evidence import Evidence
 from transparity_conformance.checking.long_prompts import call_long, leave_out
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.long import LongProbe
 from transparity_conformance.oracle.reach.models import (
@@ -111,7 +111,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         error = difference(logits, expected)
-        if 1 < share(error, budget) < NEAR[dtype]:
+        if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
             budget = probe.budget(dtype, in_sequence=True)
         wrong = share(error, budget) > 1 and logits.shape == expected.shape
         return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})

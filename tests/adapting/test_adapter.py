@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.looping import for_each
 
-from meta.adapting import gpt
 from meta.adapting.catalogue import GPT2, PORTS
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
@@ -20,13 +19,14 @@ from transparity_conformance.running.adapters.adapter import Adapter, read_adapt
 from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.adapters.notation import AdapterError, for_all_layers
 
-ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
+NANO_GPT = PORTS["nanogpt"][0]
+ADAPTER = adapt(NANO_GPT, GPT2).adapter
 PARAMETERS = probe_parameters(GPT2)
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
-    return adapter.tensors(GPT2, PARAMETERS, made_by(gpt.NanoGPT, GPT2).tensors())
+    return adapter.tensors(GPT2, PARAMETERS, made_by(NANO_GPT, GPT2).tensors())
 
 
 def changed(**lines: str) -> Adapter:
@@ -115,14 +115,17 @@ def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
 
 
 def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
-    build = adapted(gpt.NanoGPT, ADAPTER)
-    assert build.__name__ == "NanoGPT"
+    def nano_gpt(config: TransformerConfig) -> Any:
+        return NANO_GPT(config)
+
+    build = adapted(nano_gpt, ADAPTER)
+    assert build.__name__ == "nano_gpt"
     tokens = np.array([[1, 2, 3]])
     assert tuple(build(GPT2, PARAMETERS)(tokens=tokens).shape) == (1, 3, GPT2.vocab_size)
 
 
 def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
-    make: Any = gpt.NanoGPT
+    make: Any = NANO_GPT
     model = make(GPT2)
 
     def port() -> Any:

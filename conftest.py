@@ -28,7 +28,7 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 DURATIONS = Path(__file__).parent / "tests/durations.json"
 
-QUICK, MOST, LONGEST = 0.5, 1.0, 4.0
+QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 """Seconds of a processor: of one case of a test in `nox -s quick`, and of all cases and of one in `nox -s tests`."""
 
 

@@ -101,7 +101,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test but the long ones, of each as many cases as take four seconds."""
+    """Run every test but the long ones, of each as many cases as take half a second."""
     run_tests(session)
 
 

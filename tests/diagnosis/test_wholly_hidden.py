@@ -13,10 +13,9 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.catalogue.fault import WalkState
 from transparity_conformance.checking.check import check
-from transparity_conformance.oracle.masks import right_mask
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.oracle.undetermined import undetermined_positions
+from transparity_conformance.oracle.undetermined import right_mask, undetermined_positions
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
 

@@ -145,7 +145,9 @@ SCALED: dict[str, Any] = ROTARY | {"rotary_dim": 8, "embed_dim": 36}
 MODELS: dict[str, Found] = {
     "chunks and a bias": drawn(sliding_window=5, window_kind="chunks", relative_bias=True, positions="learned"),
     "a factor before the head": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=True),
-    "a factor without a norm": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=False),
+    "a factor without a norm": drawn(
+        {"final_norm": False}, head_multiplier=0.5, head_scale="embed_dim", final_norm=False
+    ),
     "no configuration": Found(small_gpt.of_two_kinds, {"activation": "relu"}, is_confirmed=False),
     "llama3's scaling": drawn(**SCALED, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64),
     "linear scaling": drawn(**SCALED, rotary_scaling="linear", rotary_factor=2.0),
@@ -333,13 +335,13 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         FitError,
         "Layers differ in their experts, or some have none",
     ),
-    "two towers": (forms.Pair(), PortError, r"takes images \(pixel_values\) and token ids .* each tower by itself"),
+    "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower by itself"),
     "another activation": (
         small_vision.ReluWhisper,
         FitError,
         "go through no two convolutions over time of width 3, each with a bias and GELU",
     ),
-    "no patches": (forms.Pixels(), FitError, "none of its parameters is a map of square patches"),
+    "no patches": (forms.Pixels, FitError, "none of its parameters is a map of square patches"),
     "normalised patches": (
         small_vision.NormedViT,
         FitError,

@@ -53,7 +53,7 @@ def gone() -> dict[str, list[str]]:
     """What was measured of tests that are not there, by file."""
     known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
     lost = {
-        file: [name for name in tests if not {name, name.partition("-")[0]} & known[file]]
+        file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]
         for file, tests in DURATIONS.items()
     }
     return {file: names for file, names in lost.items() if names}

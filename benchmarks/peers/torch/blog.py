@@ -25,12 +25,15 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None, past: Past | None = None) -> Tensor:
-        query, key, value = self.split(self.query(x)), self.split(self.key(memory)), self.split(self.value(memory))
+        query, key, value = map(self.split, self.project(x, memory))
         if past is not None:
             if past:
                 key, value = torch.cat([past["key"], key], 2), torch.cat([past["value"], value], 2)
             past.update(key=key, value=value)
         return self.output(self.attend(query, key, value, mask).transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x), self.key(memory), self.value(memory)
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.peers.torch.blog import Attention, Past, Transformer, model_of
+from benchmarks.peers.torch.blog import Attention, Transformer, model_of
 from benchmarks.peers.torch.tasks import tasks
 from benchmarks.task import Run, Task
 from torch import Tensor, nn
@@ -16,18 +16,15 @@ class FusedAttention(Attention):
     packed: nn.Linear
     packed_memory: nn.Linear
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None, past: Past | None = None) -> Tensor:
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if memory is x:
-            query, key, value = (self.split(part) for part in self.packed(x).chunk(3, -1))
-        else:
-            query = self.split(self.query(x))
-            key, value = (self.split(part) for part in self.packed_memory(memory).chunk(2, -1))
-        if past is not None:
-            if past:
-                key, value = torch.cat([past["key"], key], 2), torch.cat([past["value"], value], 2)
-            past.update(key=key, value=value)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=mask is not None)
-        return self.output(seen.transpose(1, 2).flatten(2))
+            query, key, value = self.packed(x).chunk(3, -1)
+            return query, key, value
+        key, value = self.packed_memory(memory).chunk(2, -1)
+        return self.query(x), key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=mask is not None)
 
     def pack(self, *, cross: bool) -> None:
         """Join the matrices that multiply the same input."""

@@ -12,8 +12,8 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState, is_same
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
-from transparity_conformance.oracle.masks import keys_name, length_at, padding_at
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import keys_name, length_at, padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.embeddings import embed_patches, position_ids
 

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Number, Row, Settings, WalkState, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
-from transparity_conformance.oracle.masks import own_config, split
+from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 

@@ -16,8 +16,8 @@ from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, 
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
-from transparity_conformance.oracle.masks import Call, Mask, MaskParts, given_mask, padding_at
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import Call, Mask, MaskParts, given_mask, padding_at
 from transparity_numpy.embeddings import patches
 
 ORDERS = {

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
 from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState
 from transparity_conformance.catalogue.sites import Value, has_padding
-from transparity_conformance.oracle.masks import MaskParts, own_config, right_mask, split
+from transparity_conformance.oracle.undetermined import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
 

@@ -25,7 +25,7 @@ from transparity_conformance.catalogue.fault import (
     usual,
 )
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
-from transparity_conformance.oracle.masks import padding_at
+from transparity_conformance.oracle.undetermined import padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.head import head, pool, transform_for_head

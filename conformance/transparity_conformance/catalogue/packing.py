@@ -10,8 +10,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.catalogue.parameters import site_of
-from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import split
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -11,8 +11,8 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.catalogue.sites import token_table
-from transparity_conformance.oracle.masks import own_config, split
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import own_config, split
 
 PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}
 EXCHANGED = (("query", "key"), ("key", "value"), ("query", "value"), ("up", "down"))

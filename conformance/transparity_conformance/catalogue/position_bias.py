@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, WalkState, is_same
 from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
-from transparity_conformance.oracle.masks import length_at, split
+from transparity_conformance.oracle.undetermined import length_at, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 

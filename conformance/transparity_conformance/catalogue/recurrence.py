@@ -21,7 +21,7 @@ from transparity_conformance.catalogue.sites import (
     sublayer_input,
     unpadded,
 )
-from transparity_conformance.oracle.masks import own_config, split
+from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.recurrent.recurrence import causal_convolution

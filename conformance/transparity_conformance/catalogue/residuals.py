@@ -24,8 +24,8 @@ from transparity_conformance.catalogue.sites import (
     sublayers,
 )
 from transparity_conformance.oracle.budgets import rounded_to
-from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import split
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 

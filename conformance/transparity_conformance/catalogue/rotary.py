@@ -14,7 +14,7 @@ from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Row, Settings, WalkState, made, row
 from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
-from transparity_conformance.oracle.masks import own_config, split
+from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import rotary_frequencies, rotate, yarn_ends
 

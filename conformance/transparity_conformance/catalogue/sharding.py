@@ -14,8 +14,8 @@ from transparity_conformance.catalogue.masks import layer_of, weighed
 from transparity_conformance.catalogue.parameters import of_layer, parts_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.sites import Value, distances_at, parameters_of
-from transparity_conformance.oracle.masks import MaskParts, split
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.undetermined import MaskParts, split
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions import alibi_slopes
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import WalkState
-from transparity_conformance.oracle.masks import given_mask, keys_name, length_at, own_config, padding_at, split
+from transparity_conformance.oracle.undetermined import given_mask, keys_name, length_at, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.layers import add_residual
 from transparity_numpy.positions import distances

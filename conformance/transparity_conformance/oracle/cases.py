@@ -1,8 +1,10 @@
-"""Small configurations of the families that people port, which together have every part that no preset has.
+"""Small configurations of the families that people port, which together have every part that no preset has; and text.
 
 Each has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …), not its
 sizes: these are different from each other, so that no two axes can be taken for one another. They are rows of
 `cases.json`: the fields of a configuration, or those in which it differs from the one that it is `like`.
+
+Real text: a passage by characters for lone stacks, sentence pairs by words for the encoder-decoders.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from transparity.config import TransformerConfig
 
@@ -33,3 +37,58 @@ MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
 IMAGES, AUDIO, CLIP_TEXT, CLIP_IMAGES = (MODELS[name] for name in ("vit", "whisper", "clip-text", "clip-vision"))
+
+
+# Lewis Carroll, Alice's Adventures in Wonderland (1865), the first sentence.
+PASSAGE = (
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: once or "
+    "twice she had peeped into the book her sister was reading, but it had no pictures or conversations in it, 'and "
+    "what is the use of a book,' thought Alice, 'without pictures or conversations?'"
+)
+
+# The first pair is document 000's.
+PAIRS = (
+    ("I am going to school", "mai school jaa raha hu"),
+    ("I am reading a book", "mai kitab padh raha hu"),
+    ("she is going to school", "vah school jaa rahi hai"),
+    ("she is reading", "vah padh rahi hai"),
+    ("we are going home", "ham ghar jaa rahe hai"),
+    ("they eat", "ve khate hai"),
+    ("I eat an apple at home", "mai ghar par seb khata hu"),
+    ("school is near", "school paas hai"),
+)
+
+SPECIAL_TOKENS = 3
+"""Padding, `<bos>` and `<eos>` are 0, 1 and 2."""
+
+
+def passage_tokens(vocab_size: int) -> np.ndarray:
+    """The passage as tokens, one a character: by frequency, those for which there is no room left out."""
+    text = PASSAGE.lower()
+    frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
+    ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
+    return np.array([ids[character] for character in text if character in ids])
+
+
+def pair_tokens(side: int) -> list[list[int]]:
+    """The sentences of one side (0: source, 1: target) as tokens, one a word; targets begin with `<bos>`."""
+    words: dict[str, int] = {}
+    sentences = [pair[side].lower().split() for pair in PAIRS]
+    for word in (word for sentence in sentences for word in sentence):
+        words.setdefault(word, len(words) + SPECIAL_TOKENS)
+    tokens = [[words[word] for word in sentence] for sentence in sentences]
+    return [[1, *sentence] for sentence in tokens] if side else [[*sentence, 2] for sentence in tokens]
+
+
+def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
+    """Eight rows of real text, padded to the lengths; a lone stack's passage is cut into rows as long as `source`."""
+    rows = len(PAIRS)
+    if "tokens" in config.input_names:
+        return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}
+    inputs = {}
+    for side, (name, length) in enumerate((("source", source), ("target", target))):
+        if name not in config.token_inputs:
+            continue
+        padded = [[*sentence, *[config.pad_id or 0] * length][:length] for sentence in pair_tokens(side)]
+        inputs[name] = np.array(padded)
+    return inputs

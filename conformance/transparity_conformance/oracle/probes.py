@@ -21,9 +21,9 @@ from transparity.limits.stored import OnDisk
 from transparity.parameters import parameter_shapes
 from transparity.presets import preset
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_OF_HOT, NEIGHBOURS_OF_RECURRENT
+from transparity_conformance.oracle.cases import text_inputs
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
-from transparity_conformance.oracle.texts import text_inputs
 from transparity_numpy.masks import target_mask, visible_keys, window_mask
 
 BATCH, SOURCE, TARGET = 8, 9, 7

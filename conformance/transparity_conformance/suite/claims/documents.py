@@ -11,9 +11,9 @@ import numpy as np
 
 from transparity.parameters import initialize_parameters
 from transparity.presets import preset
+from transparity_conformance.oracle.cases import passage_tokens
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.oracle.texts import passage_tokens
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim

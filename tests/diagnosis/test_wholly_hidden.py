@@ -35,7 +35,7 @@ def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any
                 mask = right_mask(state, name) if name.endswith(only) else None
                 return value if mask is None else weigh(scores["last"], np.broadcast_to(mask, value.shape), value)
 
-            return port(change=change)(config, parameters)(**tokens)  # type: ignore[no-any-return]
+            return port(change=change)(config, parameters)(**tokens)
 
         return forward
 

@@ -40,9 +40,8 @@ def typed_tolerances(text: str) -> Iterator[int]:
 def typed_fractions(text: str) -> Iterator[int]:
     """The lines of comparisons with a typed number that is not whole."""
     for node in ast.walk(ast.parse(text)):
-        is_ordering = isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops)
-        if is_ordering and any(not float(number).is_integer() for number in _numbers(node)):
-            yield node.lineno
+        if isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops):
+            yield from [node.lineno] * any(not float(number).is_integer() for number in _numbers(node))
 
 
 def _numbers(node: ast.AST) -> list[float]:

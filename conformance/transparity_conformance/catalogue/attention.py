@@ -269,8 +269,9 @@ def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             settings = {"temperature": partial(_with_temperature, other)}
             yield Fault("query-temperature-layers", kind, says, formula=attended, settings=settings)
     if len(set(others.values())) == 2:
-        says, settings = "layers with and without a temperature of queries are exchanged", {"temperature": _exchanged}
-        yield Fault("query-temperature-layers", "exchanged", says, formula=attended, settings=settings)
+        says = "layers with and without a temperature of queries are exchanged"
+        taken: dict[str, Any] = {"temperature": _exchanged}
+        yield Fault("query-temperature-layers", "exchanged", says, formula=attended, settings=taken)
 
 
 def _with_temperature(

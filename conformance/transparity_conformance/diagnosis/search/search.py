@@ -132,7 +132,12 @@ class Search:
 
     @property
     def _width(self) -> int:
-        return max(BEAM, WALKS // max(len(self.candidates), 1))
+        return max(BEAM, self._affordable)
+
+    @property
+    def _affordable(self) -> int:
+        """The combinations that can be extended by every candidate."""
+        return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
         """Combinations of one fault more. Of a port that shows its activations, the best with every candidate; of
@@ -148,7 +153,7 @@ class Search:
             yield self._beside(first, self._wide)
         whole = [first for (first,), _ in self._explaining]
         firsts = [*whole, *(likeliest[0] if likeliest else ()), *self._distinct]
-        for first in list({id(first): first for first in firsts}.values())[: max(1, WALKS // len(self.candidates))]:
+        for first in list({id(first): first for first in firsts}.values())[: max(1, self._affordable)]:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
@@ -183,15 +188,16 @@ class Search:
     def _by_turns(self, chosen: Combination) -> list[Combination]:
         """Fit the numbers of a combination again, each beside the others, as long as that leaves less."""
         left = self._left(self.screen, chosen)
-        while True:
+        for _ in range(BEAM // 2):
             again = chosen
             for one in chosen:
                 others = tuple(each for each in again if each is not one)
                 if id(one) in self.fitted and (number := self._fit(self.fitted[id(one)][1], others)):
                     again = (*others, number)
-            if not (less := self._left(self.screen, again)) < left / 2:
-                return [again if less < left else chosen]
+            if not (less := self._left(self.screen, again)) < left:
+                break
             chosen, left = again, less
+        return [chosen]
 
     def _fit(self, fittable: Fittable, partners: Combination) -> Hypothesis | None:
         probe = self._most_telling(partners) if partners else self.screen

@@ -30,6 +30,11 @@ class Checked:
     errors: str
 
     @property
+    def last_line(self) -> str:
+        """The last line of the errors."""
+        return self.errors.strip().splitlines()[-1]
+
+    @property
     def causes(self) -> list[str]:
         """The ids of all causes."""
         return [cause["mistake"] for fault in self.report["faults"] for cause in fault["causes"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -61,55 +60,28 @@ def swapped(one: str, other: str) -> Change:
     return lambda tensors: tensors.update({one: tensors[other], other: tensors[one]})
 
 
-GATE, UP = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
+GATE, UP, UP_1 = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight"
+KEYS, OUTPUT, NORM = "blk.1.attn_k.weight", "blk.0.attn_output.weight", "blk.1.attn_norm.weight"
+HEAD, EMBEDDING = "output.weight", "token_embd.weight"
+GROUPS = "llama.attention.head_count_kv"
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama", {"steps": {"permuted": False}}, "gguf-not-converted", "blk.0.attn_q.weight"),
     ("llama", {"rope_freq_base": 500.0}, "gguf-metadata", "llama.rope.freq_base"),
-    (
-        "llama",
-        {"rope_freq_base": None, "attention_head_count_kv": None},
-        "gguf-metadata",
-        "llama.attention.head_count_kv",
-    ),
+    ("llama", {"rope_freq_base": None, "attention_head_count_kv": None}, "gguf-metadata", GROUPS),
     ("llama", {"attention_layer_norm_rms_epsilon": 1e-3}, "gguf-metadata", "llama.attention.layer_norm_rms_epsilon"),
-    ("llama", {"change": lambda tensors: tensors.pop("output.weight")}, "gguf-tensor-missing", "output.weight"),
+    ("llama", {"change": lambda tensors: tensors.pop(HEAD)}, "gguf-tensor-missing", HEAD),
     ("llama", {"change": swapped(GATE, UP)}, "gguf-tensor-swapped", GATE),
     ("llama", {"change": taken(UP, lambda value: 2 * value)}, "gguf-scaled", UP),
-    (
-        "qwen3",
-        {"change": taken("blk.1.attn_k.weight", lambda v: permute(v, 2))},
-        "gguf-rows-permuted",
-        "blk.1.attn_k.weight",
-    ),
+    ("qwen3", {"change": taken(KEYS, lambda value: permute(value, 2))}, "gguf-rows-permuted", KEYS),
     ("gemma2", {"steps": {"offset": False}}, "gguf-not-converted", "blk.0.attn_norm.weight"),
     ("gemma2", {"attn_logit_softcapping": None}, "gguf-metadata", "gemma2.attn_logit_softcapping"),
     ("gemma2", {"attention_sliding_window": 7}, "gguf-metadata", "gemma2.attention.sliding_window"),
-    (
-        "gpt2",
-        {"change": taken("blk.0.attn_output.weight", np.transpose)},
-        "gguf-not-converted",
-        "blk.0.attn_output.weight",
-    ),
-    (
-        "gpt2",
-        {"change": taken("blk.1.attn_norm.weight", lambda v: v + 1)},
-        "gguf-norm-offset",
-        "blk.1.attn_norm.weight",
-    ),
-    ("gpt2", {"change": taken("token_embd.weight", lambda v: v[:-1])}, "gguf-shape", "token_embd.weight"),
+    ("gpt2", {"change": taken(OUTPUT, np.transpose)}, "gguf-not-converted", OUTPUT),
+    ("gpt2", {"change": taken(NORM, lambda value: value + 1)}, "gguf-norm-offset", NORM),
+    ("gpt2", {"change": taken(EMBEDDING, lambda value: value[:-1])}, "gguf-shape", EMBEDDING),
     ("gpt2", {"attention_layer_norm_epsilon": None}, "gguf-metadata", "gpt2.attention.layer_norm_epsilon"),
-    (
-        "gpt2",
-        {"change": swapped("blk.0.ffn_up.weight", "blk.1.ffn_up.weight")},
-        "gguf-tensor-swapped",
-        "blk.0.ffn_up.weight",
-    ),
-    (
-        "gpt2",
-        {"change": lambda t: t.update({"output.weight": t["token_embd.weight"][::-1].copy()})},
-        "head-tied",
-        "output.weight",
-    ),
+    ("gpt2", {"change": swapped(UP, UP_1)}, "gguf-tensor-swapped", UP),
+    ("gpt2", {"change": lambda t: t.update({HEAD: t[EMBEDDING][::-1].copy()})}, "head-tied", HEAD),
 ]
 
 
@@ -187,10 +159,6 @@ def test_damage_in_one_block_is_not_taken_for_quantisation(
     assert set(checked.causes) == cause
 
 
-def last_line(errors: str) -> str:
-    return errors.strip().splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A right file."""
@@ -223,7 +191,7 @@ def test_a_corrupt_file_is_one_sentence(
     path.write_bytes(change(right))
     checked = check(path, "--checkpoint", wide("llama"))
     assert checked.exit_code == 2
-    assert last_line(checked.errors) == f"{path} cannot be read as a GGUF file: {message}."
+    assert checked.last_line == f"{path} cannot be read as a GGUF file: {message}."
 
 
 def test_no_damaged_file_is_more_than_one_sentence(right: bytes, wide: Hub, check: Check, tmp_path: Path) -> None:
@@ -243,16 +211,7 @@ def test_a_file_of_another_architecture_is_refused(wide: Hub, check: Check, tmp_
     path = write("gpt2", wide("gpt2"), tmp_path / "model.gguf")
     checked = check(path, "--checkpoint", wide("llama"))
     assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{path} has the architecture 'gpt2'; expected 'llama'")
-
-
-def test_a_missing_extra_is_named(wide: Hub, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    checked = check("model.gguf", "--checkpoint", wide("llama"))
-    assert checked.exit_code == 2
-    expected = 'model.gguf needs gguf, which is not installed: python -m pip install "transparity[gguf]".'
-    assert last_line(checked.errors) == expected
+    assert checked.last_line.startswith(f"{path} has the architecture 'gpt2'; expected 'llama'")
 
 
 def test_a_grid_bounds_what_the_library_quantises_and_keeps_its_order() -> None:

@@ -107,48 +107,40 @@ def test_a_quantised_graph_is_refused(hub: Hub, check: Check, tmp_path: Path) ->
         quantize_dynamic(graph, small)
     checked = check(small, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{small} holds quantised weights: there is no budget for what that")
+    assert checked.last_line.startswith(f"{small} holds quantised weights: there is no budget for what that")
 
 
-def last_line(errors: str) -> str:
-    return errors.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize("content", [b"", b"no graph", b"\x08\x08\x12\x00" * 9])
-def test_a_corrupt_file_is_one_sentence(content: bytes, hub: Hub, check: Check, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(content)
-    checked = check(path, "--checkpoint", hub("llama"))
+@pytest.mark.parametrize(
+    "change",
+    [lambda data: b"", lambda data: b"no graph", lambda data: b"\x08\x08\x12\x00" * 9, lambda data: data[:-1000]],
+)
+def test_a_corrupt_file_is_one_sentence(
+    change: Callable[[bytes], bytes], hub: Hub, check: Check, tmp_path: Path
+) -> None:
+    path = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
+    path.write_bytes(change(path.read_bytes()))
+    checked = check(path, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{path} cannot be read by ONNX Runtime: ")
-
-
-def test_a_file_that_is_cut_is_one_sentence(hub: Hub, check: Check, tmp_path: Path) -> None:
-    graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
-    graph.write_bytes(graph.read_bytes()[:-1000])
-    checked = check(graph, "--checkpoint", hub("gpt2"))
-    assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{graph} cannot be read by ONNX Runtime: ")
+    assert checked.last_line.startswith(f"{path} cannot be read by ONNX Runtime: ")
 
 
 def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Check, tmp_path: Path) -> None:
     missing = tmp_path / "missing.onnx"
-    assert last_line(check(missing, "--checkpoint", hub("gpt2")).errors) == f"There is no file {missing}."
+    assert check(missing, "--checkpoint", hub("gpt2")).last_line == f"There is no file {missing}."
     graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
     checked = check(graph)
     assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{graph} has weights of its own; give the folder of the checkpoint")
+    assert checked.last_line.startswith(f"{graph} has weights of its own; give the folder of the checkpoint")
 
 
-def test_a_missing_extra_is_named(hub: Hub, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("extra", "package"), [("onnx", "onnxruntime"), ("gguf", "gguf")])
+def test_a_missing_extra_is_named(extra: str, package: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
-    path = tmp_path / "model.onnx"
-    checked = check(path, "--checkpoint", hub("llama"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    checked = check(f"model.{extra}", "--checkpoint", "folder")
     assert checked.exit_code == 2
-    assert last_line(checked.errors) == (
-        f'{path} needs onnxruntime, which is not installed: python -m pip install "transparity[onnx]".'
-    )
+    needs = f"model.{extra} needs {package}, which is not installed"
+    assert checked.last_line == f'{needs}: python -m pip install "transparity[{extra}]".'
 
 
 def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | None = None) -> Path:
@@ -199,4 +191,4 @@ def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Che
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
     checked = check(path, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
-    assert last_line(checked.errors).startswith(f"{path} takes 'pixels'; expected token ids, by the name input_ids")
+    assert checked.last_line.startswith(f"{path} takes 'pixels'; expected token ids, by the name input_ids")

@@ -49,7 +49,6 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, n
     save_file({name: np.ascontiguousarray(value) for name, value in change(load_file(path)).items()}, path)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_bundle_comes_back_as_it_was_written(tmp_path: Path, name: str) -> None:
     written = export_bundle(preset(name).resized(), tmp_path, name=name, dtype="bfloat16")

@@ -218,7 +218,6 @@ def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
 
 
 @pytest.mark.long
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["translation", "pre-norm", "notes-lm"])
 def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
     bundle, tensors = exported(name)
@@ -303,14 +302,14 @@ WRONG: dict[str, tuple[Callable[[Bundle, Tensors], Tensors], str, str]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_in_a_file_is_named_as_in_a_port_here(
-    exported: Callable[..., Any], judged: Callable[..., Report]
+    name: str, exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported("translation")
-    for name, (change, where, cause) in WRONG.items():
-        fault = the_fault(judged(bundle, change(bundle, tensors)))
-        assert (fault.where, [found.mistake for found in fault.causes]) == (where, [cause] if cause else []), name
+    change, where, cause = WRONG[name]
+    fault = the_fault(judged(bundle, change(bundle, tensors)))
+    assert (fault.where, [found.mistake for found in fault.causes]) == (where, [cause] if cause else [])
 
 
 @pytest.mark.long
@@ -347,15 +346,14 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("left_out", LEFT_OUT)
 def test_what_was_not_written_is_listed_as_not_compared(
-    exported: Callable[..., Any], judged: Callable[..., Report]
+    left_out: str, exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported("translation")
-    for left_out, says in LEFT_OUT.items():
-        report = judged(bundle, without(tensors, left_out))
-        assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees"), left_out
-        assert list(report.not_compared[:-1]) == says
+    report = judged(bundle, without(tensors, left_out))
+    assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees")
+    assert list(report.not_compared[:-1]) == LEFT_OUT[left_out]
 
 
 def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(

@@ -195,7 +195,6 @@ BUGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_fault_is_found_in_its_layer_and_has_its_cause(bug: str, written: Path, tmp_path: Path) -> None:
     change, layer = BUGS[bug]
@@ -266,7 +265,6 @@ def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp
     assert run("compare", parts, brought).exit_code == 0
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", ["bert", "gemma2", "t5", "vit", "whisper"])
 def test_other_families_images_and_audio_come_back_too(family: str, tmp_path: Path) -> None:
     written = exported(tmp_path, family)

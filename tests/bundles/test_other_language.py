@@ -52,7 +52,6 @@ def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()
     return read_actual(run.actual, read_bundle(folder / "bundle"))
 
 
-@pytest.mark.sampled(5)
 def test_it_agrees_on_every_probe(tmp_path: Path, name: str) -> None:
     said = ran(tmp_path, name)
     bundle = read_bundle(tmp_path / "bundle")
@@ -62,7 +61,6 @@ def test_it_agrees_on_every_probe(tmp_path: Path, name: str) -> None:
     assert {f"{item.probe}/{item.tap}" for item in report.measured} == set(bundle.shapes)
 
 
-@pytest.mark.sampled(2)
 def test_it_is_within_the_budgets_of_the_manifest(tmp_path: Path, name: str) -> None:
     said = ran(tmp_path, name)
     bundle = read_bundle(tmp_path / "bundle")

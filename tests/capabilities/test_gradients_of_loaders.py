@@ -48,7 +48,6 @@ def as_it_is(model: Any) -> Any:
     return model
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_gradients_of_a_loaded_model_agree(family: str, tmp_path: Path) -> None:
     report = checked(tmp_path / "model", as_it_is, family)
@@ -72,7 +71,6 @@ def doubled(model: Any) -> Any:
     return model
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "where"),
     [

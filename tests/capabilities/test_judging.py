@@ -57,7 +57,6 @@ def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
         assert margin.min() > 10 * oracle.budget("scores", "float32")
 
 
-@pytest.mark.sampled(3)
 def test_our_backends_agree_in_all_that_they_do(backend: Backend) -> None:
     rows = {GENERATION: "notes-lm", BEAMS: "notes-lm", TRAINING: "trained"}
     for row, name in rows.items():

@@ -99,7 +99,6 @@ def after_one_token(generate: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", [second_best, after_one_token])
 def test_wrong_tokens_with_given_parameters_diverge(wrong: Callable[..., Any]) -> None:
     report = checked(generate=wrong)

@@ -46,42 +46,24 @@ def flat(name: str) -> Stored:
 
 def stacked(rows: Mapping[str, int]) -> Stored:
     """Parameters one under the other, each of so many rows."""
-    ends = list(itertools.accumulate(rows.values(), initial=0))
-    cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
-    parts = tuple((name, functools.partial(_rows, cut)) for name, cut in zip(rows, cuts, strict=True))
-    return Stored(parts, np.concatenate)
-
-
-def by_head(names: Sequence[str], heads: int) -> Stored:
-    """Parameters side by side in each of so many heads: the rows of the first in the first head, of the second …"""
-    parts = tuple((name, functools.partial(_of_heads, heads, len(names), index)) for index, name in enumerate(names))
-    return Stored(parts, functools.partial(_joined_by_head, heads))
-
-
-def _of_heads(heads: int, parts: int, index: int, tensor: np.ndarray) -> np.ndarray:
-    cut = tensor.reshape(heads, parts, -1, *tensor.shape[1:])
-    return cut[:, index].reshape(-1, *tensor.shape[1:])
-
-
-def _joined_by_head(heads: int, parts: Sequence[np.ndarray]) -> np.ndarray:
-    cut = [part.reshape(heads, -1, *part.shape[1:]) for part in parts]
-    return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+    return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> Stored:
     """Parameters side by side in each of so many groups of heads, of each so many rows."""
-    ends = list(itertools.accumulate(rows.values(), initial=0))
-    cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
-    parts = tuple((name, functools.partial(_of_groups, groups, cut)) for name, cut in zip(rows, cuts, strict=True))
-    return Stored(parts, functools.partial(_joined_by_head, groups))
+    ends = itertools.accumulate(rows.values(), initial=0)
+    cuts = zip(rows, itertools.pairwise(ends), strict=True)
+    parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
+    return Stored(parts, functools.partial(_joined, groups))
 
 
 def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
     return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
 
 
-def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:
-    return tensor[cut]
+def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
+    cut = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+    return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | Stored]:

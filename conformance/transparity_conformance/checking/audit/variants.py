@@ -186,7 +186,7 @@ def _nearest(
     """The fields by which a model differs from the nearest one, the first of several, and the variant of that."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
-    value, was = (as_text(each.get(names[0])) for each in (fields, base))
+    value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
     return names, Variant(names[0], value, config, before, was)
 
 
@@ -200,11 +200,6 @@ def differing(base: Fields, fields: Fields) -> list[str]:
     # the kinds of all layers change with their number; a flag tells more than the numbers that go with it
     behind = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
     return sorted(names, key=lambda name: name in behind)
-
-
-def as_text(value: Any) -> str:
-    """A value of config.json, as it is written there."""
-    return json.dumps(value)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
@@ -228,31 +223,28 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
     """Rotary positions as transformers 4 writes them, as older files have them, and as transformers 5 does; those that
     can express the model."""
-    for variant in _written_forms(write, config):
-        assert variant.fields is not None
-        with contextlib.suppress(TransparityError):
-            if explicit(_read(family, variant.config, variant.fields)) == explicit(variant.config):
-                yield variant
-
-
-def _written_forms(write: Write, config: TransformerConfig) -> Iterator[Variant]:
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
-    scaled = dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)
-    for other in (based, scaled):
-        fields = write(other)
-        if fields is None or not {"rope_parameters", "rope_scaling"} <= fields.keys():
-            continue
-        four = {name: value for name, value in fields.items() if name != "rope_parameters"}
-        five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
-        scaling = fields["rope_scaling"]
-        name = "rope_scaling" if scaling else "rope_theta"
-        value, new = as_text(fields[name]), as_text(fields["rope_parameters"])
-        yield Variant(name, f"{value} (without rope_parameters, as in transformers 4)", other, config, fields=four)
-        yield Variant("rope_parameters", f"{new} (alone, as in transformers 5)", other, config, fields=five)
-        # transformers 5 does not read the older form of a family that has one block for each kind of layer
-        if scaling and "rope_type" in fields["rope_parameters"]:
-            older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}
-            yield Variant("rope_scaling", as_text(older), other, config, fields={**four, "rope_scaling": older})
+    for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
+        for name, value, fields in _forms_of(write(other) or {}):
+            with contextlib.suppress(TransparityError):
+                if explicit(_read(family, other, fields)) == explicit(other):
+                    yield Variant(name, value, other, config, fields=fields)
+
+
+def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
+    """The field that is written otherwise, how, and all fields."""
+    if not {"rope_parameters", "rope_scaling"} <= fields.keys():
+        return
+    four = {name: value for name, value in fields.items() if name != "rope_parameters"}
+    five = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
+    scaling = fields["rope_scaling"]
+    name = "rope_scaling" if scaling else "rope_theta"
+    yield name, f"{json.dumps(fields[name])} (without rope_parameters, as in transformers 4)", four
+    yield "rope_parameters", f"{json.dumps(fields['rope_parameters'])} (alone, as in transformers 5)", five
+    # transformers 5 does not read the older form of a family that has one block for each kind of layer
+    if scaling and "rope_type" in fields["rope_parameters"]:
+        older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}
+        yield "rope_scaling", json.dumps(older), {**four, "rope_scaling": older}
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
@@ -269,4 +261,4 @@ def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[
     for name, fields in made:
         with contextlib.suppress(TransparityError):  # a family without that form
             other = _read(family, config, fields)
-            yield Variant(name, as_text(fields[name]), other, config, fields=fields, must_show=False)
+            yield Variant(name, json.dumps(fields[name]), other, config, fields=fields, must_show=False)

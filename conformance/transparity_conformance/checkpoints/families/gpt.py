@@ -11,7 +11,15 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE as BERT_EXAMPLE
-from transparity_conformance.checkpoints.naming import Stored, Table, by_head, linears, projections, transposed, weights
+from transparity_conformance.checkpoints.naming import (
+    Stored,
+    Table,
+    by_group,
+    linears,
+    projections,
+    transposed,
+    weights,
+)
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.rotary import ROTARY, rotary, rotary_fields
 from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, sizes, switch, whole
@@ -113,8 +121,8 @@ GPTJ = GPT2.variant(
 
 def _packed_neox(config: TransformerConfig) -> Table:
     return {
-        f"layers.{{i}}.attention.query_key_value.{leaf}": by_head(
-            [f"{role}.{leaf}" for role in ROLES], config.num_heads
+        f"layers.{{i}}.attention.query_key_value.{leaf}": by_group(
+            {f"{role}.{leaf}": config.head_dim for role in ROLES}, config.num_heads
         )
         for leaf in ("weight", "bias")
     }

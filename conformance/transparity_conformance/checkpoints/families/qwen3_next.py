@@ -21,7 +21,7 @@ from transparity_conformance.checkpoints.families.mixtral import (
     write_sparse,
 )
 from transparity_conformance.checkpoints.kinds import by_both, kinds_every, own_layers
-from transparity_conformance.checkpoints.naming import Stored, Table, by_group, by_head, without
+from transparity_conformance.checkpoints.naming import Stored, Table, by_group, without
 from transparity_conformance.checkpoints.rotary import rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.rows import derived, rename, whole
 from transparity_conformance.checkpoints.values import Fields, as_whole
@@ -62,8 +62,8 @@ def _packed(config: TransformerConfig) -> Table:
     projected = {f"{RECURRENCE}.{role}.weight": count for role, count in rows.items()}
     numbers = {f"{RECURRENCE}.{role}.weight": shares for role in ("beta", "decay")}
     queries = {
-        f"layers.{{i}}.self_attn.q_proj.{leaf}": by_head(
-            [f"{ATTENTION}.{role}.{leaf}" for role in ("query", "gate")], config.num_heads
+        f"layers.{{i}}.self_attn.q_proj.{leaf}": by_group(
+            {f"{ATTENTION}.{role}.{leaf}": config.head_dim for role in ("query", "gate")}, config.num_heads
         )
         for leaf in ("weight", "bias")
     }

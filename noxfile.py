@@ -86,15 +86,29 @@ def conformance(session: nox.Session) -> None:
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run all tests, of long ones a sample: conformance, the tests of the tests, and those of the tools.
-
-    `-- --every-case` runs them whole.
-    """
+def run_tests(session: nox.Session, *options: str) -> None:
+    """Run the tests that a session has (conftest.py tells which) in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")
     environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("pytest", "conformance", "tests", *PARALLEL, *session.posargs, env=environment)
+    session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=environment)
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """Run one case of each test that takes little time: two minutes, while you work."""
+    run_tests(session, "--quick")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test but the long ones, of each as many cases as take four seconds."""
+    run_tests(session)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run every case of every test. `-- --record-durations` measures how long each takes."""
+    run_tests(session, "--every-case")
 
 
 @nox.session

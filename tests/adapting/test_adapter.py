@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.looping import for_each
 
 from meta.adapting.catalogue import GPT2, PORTS
 from transparity.config import TransformerConfig
@@ -16,8 +17,7 @@ from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter, written
 from transparity_conformance.running.adapters.model import adapted, made_by
-from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.adapters.numbered import for_all_layers
+from transparity_conformance.running.adapters.notation import AdapterError, for_all_layers
 
 NANO_GPT = PORTS["nanogpt"][0]
 ADAPTER = adapt(NANO_GPT, GPT2).adapter
@@ -47,7 +47,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
     np.testing.assert_array_equal(fused, np.concatenate(ours))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lines", "message"),
     [
         ({QUERY: "?"}, "does not say which tensor is decoder.layers.{i}.self_attention.query.weight: write it"),
@@ -86,7 +86,7 @@ def test_a_buffer_is_named_by_its_whole_name() -> None:
     assert [adapter.names(name) for name in ("logits.bias", "h.7.scale", "logits", "h")] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("[parameters", "cannot be read as TOML"),

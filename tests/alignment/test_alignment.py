@@ -116,7 +116,6 @@ def heard(port: Any, probe: Probe) -> tuple[Plan, dict[str, np.ndarray]]:
     return plan, read(plan, probe, operations, taps["logits"])[0]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["translation", "notes-lm", "pre-norm", "llama", "gemma", "bloom", "t5", "bert"])
 def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> None:
     probe = aligned_probe(next(iter(probes_of(CONFIGS[name], name).values())))
@@ -183,7 +182,6 @@ def test_taps_are_found_between_faults_that_follow_each_other() -> None:
         assert is_same(taps[tap], expected.reshape(taps[tap].shape)), tap
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "cause", "text"),
     [
@@ -215,7 +213,6 @@ def test_a_right_port_is_not_listened_to() -> None:
     assert not any("listened" in note for note in report.notes)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("id", ["attention-scale", "activation", "head-split"])
 def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
     variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]

@@ -24,7 +24,7 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run_listening
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project

@@ -42,7 +42,6 @@ def build(config, parameters):
 """
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("says", LINES)
 def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(says: str) -> None:
     fault = next(each for each in FAULTS if each.shows == "step" and each.says == says)

@@ -13,12 +13,12 @@ from meta.independent.model import Model
 from meta.independent.port import build_with
 from meta.power.plain_port import Style, build_port
 from transparity.presets import preset
-from transparity_conformance.checking.reach.calls import compare
+from transparity_conformance.checking.reach import compare
 from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import ReachProbe, reach_of_preset
-from transparity_conformance.oracle.rounding.attention import product_in_sequence, softmax_in_sequence
+from transparity_conformance.oracle.variants import product_in_sequence, softmax_in_sequence
 
 Arrays = dict[str, np.ndarray]
 

@@ -34,7 +34,7 @@ from transparity_conformance.capabilities.capability import BuiltPort, ForwardPa
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue import faults_at, hypotheses, whole_model, widest
 from transparity_conformance.checking.check import check
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
@@ -112,10 +112,7 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: Simul
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "made",
-    [
-        ("activation (sigmoid)", "attention-scale (1.37 times)"),
-        ("rotary-base (77)", "norm-eps (3e-6)"),
-    ],
+    [("activation (sigmoid)", "attention-scale (1.37 times)"), ("rotary-base (77)", "norm-eps (3e-6)")],
     ids=" and ".join,
 )
 def test_one_of_two_mistakes_or_both_may_have_a_number_in_them(made: tuple[str, str]) -> None:
@@ -222,10 +219,7 @@ def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     config, probe = CASES[case], case_probes(case)["square"]
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1)))
-    widest: dict[tuple[str, str], Any] = {}
-    for hypothesis in [*hypotheses(config, taps), *whole_model(config)]:
-        widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
-    for hypothesis in widest.values():
+    for hypothesis in widest([*hypotheses(config, taps), *whole_model(config)]):
         with np.errstate(all="ignore"):
             logits = walk(probe, {}, (hypothesis,))["logits"]
         assert logits.dtype == np.float64

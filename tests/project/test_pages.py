@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
+from tests.looping import for_each
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.table import ATTRIBUTES
-from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.describing.causes import meanings
 from transparity_conformance.suite.claims import all_claims
@@ -37,13 +37,13 @@ def prose(page: str) -> str:
     return re.sub(r"(?ms)^( *)```.*?^\1```$", "", read(page))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     named = re.findall(rf"`({FOLDERS}/[\w./-]*)`", prose(page))
     assert [name for name in named if not (ROOT / re.sub(PLACEHOLDER, "", name)).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_modules_and_functions_that_a_page_names_exist(page: str) -> None:
     for name in re.findall(r"`(transparity(?:_\w+)?(?:\.\w+)+)`", prose(page)):
         assert name in ("transparity.backends", "transparity.harnesses") or resolved(name) is not None
@@ -58,7 +58,7 @@ def resolved(name: str) -> Any:
         return getattr(resolved(module), attribute)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")
@@ -100,7 +100,7 @@ def test_the_picture_is_of_the_current_sources() -> None:
     assert read("docs/three-columns.svg") == drawing.picture(), "run python -m docs.three_columns"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/agreement.md"])
+@for_each("page", ["README.md", "docs/agreement.md"])
 def test_the_agreement_is_that_of_the_run_that_is_kept(page: str) -> None:
     agreement = script("agreement")
     name, render = agreement.PAGES[page]
@@ -155,7 +155,7 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
     listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
     assert listed
     families = re.findall(r"`([\w-]+)`", listed[1])
-    assert sorted(families) == sorted(FILES), f"docs/families.md: {sorted({*families} ^ {*FILES})}"
+    assert sorted(families) == sorted(FAMILIES), f"docs/families.md: {sorted({*families} ^ {*FAMILIES})}"
 
 
 def test_every_capability_is_on_its_page() -> None:

@@ -25,7 +25,7 @@ from transparity_conformance.checkpoints.importing import configuration, family_
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
 

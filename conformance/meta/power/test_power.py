@@ -37,12 +37,12 @@ from meta.power.simulated import (
 )
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
-from transparity_conformance.catalogue.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.budgets import neighbours_of_drawn
 from transparity_conformance.oracle.cases import MODELS as FAMILIES
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.strategies import models
+from transparity_conformance.oracle.undetermined import judged as where_no_convention_decides
 from transparity_conformance.report.comparison import difference
 from transparity_conformance.report.report import Cause, Divergence, Report
 

@@ -16,8 +16,8 @@ from meta.power.judgement import agrees, judged
 from meta.power.right import styles
 from meta.power.simulated import SimulatedPort, case_probes
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.undetermined import judged as where_no_convention_decides
 from transparity_conformance.report.comparison import difference
 
 STYLES = tuple(styles())

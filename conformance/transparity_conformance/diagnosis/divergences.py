@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
-from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.departures import departures
+from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.diagnosis.segment import Combination, Segment
+from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 
@@ -74,7 +75,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)))
-    if left > 0.5:  # what leaves more than half of the difference explains nothing
+    if left > NO_EXPLANATION:
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (

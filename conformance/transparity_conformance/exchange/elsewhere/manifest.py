@@ -10,9 +10,9 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
 from transparity_conformance.checkpoints.hashing import Progress, Tensor, hashes, headers
-from transparity_conformance.checkpoints.importing import FILES
 from transparity_conformance.exchange.bundle.bundle import check_dtype
 from transparity_conformance.exchange.bundle.manifest import (
     check_digests,
@@ -23,7 +23,7 @@ from transparity_conformance.exchange.bundle.manifest import (
 )
 from transparity_conformance.exchange.elsewhere.names import collapsed
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -130,7 +130,7 @@ def check_checkpoint(folder: Path, where: Mapping[str, Path], described: Fields,
 
 def _check_checkpoint(path: Path, described: Fields) -> None:
     check_fields(path, "checkpoint", described, {"model_type": str, "head": str | None, "tensors": dict})
-    if described["model_type"] not in FILES or described["head"] not in HEADS:
+    if described["model_type"] not in FAMILIES or described["head"] not in HEADS:
         raise BundleError(
             f"{path} is not right: its checkpoint is {shown(described['model_type'])}, with the head "
             f"{shown(described['head'])}."

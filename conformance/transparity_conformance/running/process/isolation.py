@@ -33,7 +33,7 @@ from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.loading import LoadError, UsageError
 from transparity_conformance.running.process.operations import received
-from transparity_conformance.running.process.running import MISSHAPEN, BuildElsewhere, PortElsewhere
+from transparity_conformance.running.process.running import MISSHAPEN, RemoteBuild, RemotePort
 from transparity_conformance.running.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
@@ -243,7 +243,7 @@ class _Remote:
         return self._call(*args, **named)
 
 
-class _RemoteForward(_Remote, PortElsewhere):
+class _RemoteForward(_Remote, RemotePort):
     """A built port in another process."""
 
     def __init__(self, process: PortProcess, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
@@ -254,23 +254,19 @@ class _RemoteForward(_Remote, PortElsewhere):
         """Call a method of the built port."""
         return _called(self._process, self._handle, name, *args)
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
         """Listen in the port's process, to values of half an answer's size."""
-        return self._heard("forward", "listen", tokens, largest_answer() // 2)
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer = self._heard(method or "forward", "listen_in_full", method, args, named, _stays(method))
-        _keep_track(self._process, answer[0])
-        return answer
-
-    def _heard(self, what: str, name: str, *arguments: Any) -> tuple[Any, list[Operation]]:
-        answer = self._process.answer(what, name, self._handle.number, *arguments)
+        request = self._handle.number, method, args, named, _stays(method), whole_numbers
+        answer = self._process.answer(method or "forward", "listen", *request)
         try:
-            result, operations = answer
-            return result, received(operations)
+            result, operations = answer[0], received(answer[1])
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             self._process.stop()
             raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
+        _keep_track(self._process, result)
+        return result, operations
 
     @property
     def handle(self) -> Handle:
@@ -284,7 +280,7 @@ class _RemoteForward(_Remote, PortElsewhere):
         return self._process.replicas()
 
 
-class IsolatedBuild(_Remote, BuildElsewhere):
+class IsolatedBuild(_Remote, RemoteBuild):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
     def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
@@ -337,7 +333,7 @@ class IsolatedBuild(_Remote, BuildElsewhere):
         return IsolatedModel(self._built(config, dict(parameters)))
 
 
-class IsolatedModel(PortElsewhere):
+class IsolatedModel(RemotePort):
     """A model in another process, whose tensors are read and written."""
 
     def __init__(self, forward: Any) -> None:
@@ -346,8 +342,9 @@ class IsolatedModel(PortElsewhere):
     def __call__(self, **tokens: np.ndarray) -> Any:
         return self._forward(**tokens)
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        return self._forward.listened(**tokens)
+    def listened(self, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        answer: tuple[Any, list[Operation]] = self._forward.listened(*args, **named)
+        return answer
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The tensors by name; raises `PortProcessError` if they are none."""

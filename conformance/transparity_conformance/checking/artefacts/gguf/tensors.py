@@ -1,19 +1,22 @@
-"""The tensors of a file, each held to the hub's: within a step of its type, or wrong by a mistake with a name."""
+"""The tensors of a file beside the hub's: names, shapes, and numbers within a step of their type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
 from transparity_conformance.checking.artefacts.gguf.layouts import Layout, layout_of, other_layouts
-from transparity_conformance.checking.artefacts.gguf.reading import Tensor
+from transparity_conformance.checking.artefacts.gguf.reading import GgufFile, Tensor
 from transparity_conformance.checking.artefacts.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
+from transparity_conformance.report.text import listed
 
 SAYS = {
     "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",
@@ -28,7 +31,7 @@ SAYS = {
 
 
 @dataclass(eq=False)
-class Held:
+class Compared:
     """The tensors of a file in the hub's layout, and what is wrong with them."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
@@ -60,28 +63,30 @@ class Checkpoint:
         return self.layout(name).to_file(self.tensors[name])
 
 
-def hold(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Held:
+def compare(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Compared:
     """Hold tensors of the file to the hub's, by the hub's `names`; each has the right shape."""
-    held = Held()
+    compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
         # a layout may add 1, and taking it away again rounds
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
-        held.as_they_are[name] = held.as_converted_rightly[name] = theirs
+        compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
-            held.not_compared.append(f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own")
+            compared.not_compared.append(
+                f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own"
+            )
             continue
         worst = worst_block(found, expected, steps, tensor.kind)
-        held.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
+        compared.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
         if share(*worst) > 1:
             cause, mended = mistake_of(hub, name, tensor, found)
-            held.as_converted_rightly[name] = mended
-            held.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
+            compared.as_converted_rightly[name] = mended
+            compared.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
         elif wrong := disorder(found, expected, tensor.kind):
             cause = _cause("gguf-disorder")
-            held.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
-    return held
+            compared.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
+    return compared
 
 
 def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) -> tuple[tuple[Cause, ...], np.ndarray]:
@@ -102,3 +107,41 @@ def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) ->
 
 def _cause(mistake: str, **words: Any) -> tuple[Cause, ...]:
     return (Cause(mistake, SAYS[mistake].format(**words), words.get("factor"), 0.0, 1.0),)
+
+
+OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
+COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors of files that no checkpoint has."""
+
+
+def name_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+    """Tensors that are missing, of another shape, or of no use."""
+    for name, theirs in hub.names.items():
+        expected = hub.expected(name).shape
+        if theirs not in file.tensors:
+            also = ": llama.cpp then takes the embeddings for it" if theirs == OUTPUT else ""
+            yield known_fault(theirs, "gguf-tensor-missing", f"it is missing{also}; the checkpoint has {name}")
+        elif file.tensors[theirs].shape != expected:
+            found = shown(file.tensors[theirs].shape)
+            yield known_fault(theirs, "gguf-shape", f"its shape is {found}; by the checkpoint expected {expected}")
+    others = [name for name in file.tensors if name not in {*hub.names.values(), *COMPUTED, OUTPUT}]
+    if others:
+        yield known_fault(others[0], "gguf-tensor-unknown", f"the checkpoint has nothing of the name {listed(others)}")
+
+
+def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+    """The head in the file of a model whose head is its embeddings: it has to be the same numbers."""
+    if not hub.config.tied_head or OUTPUT not in file.tensors:
+        return
+    embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
+    if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
+        yield known_fault(OUTPUT, "gguf-shape", "its shape is not that of the embeddings, which are the head")
+        return
+    says = "it is not the embeddings, which are the head of the checkpoint"
+    for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
+        yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
+
+
+def known_fault(where: str, mistake: str, says: str) -> Divergence:
+    """A fault that is a fact, and no difference of numbers."""
+    return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transparity_conformance.running.loader.hub import HubBuild
-
 from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.audited import audited_of
@@ -25,6 +23,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import CAUSES, Audit
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 
 HEADS = {

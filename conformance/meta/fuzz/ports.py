@@ -21,8 +21,8 @@ from meta.fuzz.outcome import ACCEPTED, SECONDS, WrongAnswerError, unreadable
 from meta.fuzz.strategies import Draw
 from transparity.text import SENTENCE
 from transparity_conformance.checking.check import check
-from transparity_conformance.exchange.bundle.bundle import ACTUAL
-from transparity_conformance.exchange.bundle.reading import read_actual
+from transparity_conformance.exchange.bundle import ACTUAL
+from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.program import run_command

@@ -1,7 +1,6 @@
 """The optional sections of a bundle: the requests of a capability, and the tensors that a port writes for them.
 
-The manifest describes a section: its purpose (`for`), its `requests` by name, the shapes of their `inputs` in the file
-of the section, and under `actual` every tensor that a port may write beside its taps, with its shape.
+`SectionFields` describes a section in the manifest.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from transparity.errors import shown
 from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.exchange.manifest import SectionFields
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
-
-LONGEST = 256
-"""With a longer `max_length`, a bundle has no probe and no request of the full length: scores grow with its square."""
+from transparity_conformance.oracle.probes import LONGEST, Probe
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +61,14 @@ class Section:
             asked |= self.row.shapes(key, request)
         return asked
 
-    def described(self) -> dict[str, Any]:
-        """The section in the manifest, as plain JSON."""
-        return {
-            "for": self.purpose,
-            "requests": {key: self.row.describe(request) for key, request in self.all_requests.items()},
-            "inputs": {name: list(value.shape) for name, value in self.tensors().items()},
-            "actual": {name: list(shape) for name, shape in self.asked().items()},
-        }
+    def described(self) -> SectionFields:
+        """The section in the manifest."""
+        return SectionFields(
+            purpose=self.purpose,
+            requests={key: self.row.describe(request) for key, request in self.all_requests.items()},
+            inputs={name: list(value.shape) for name, value in self.tensors().items()},
+            actual={name: list(shape) for name, shape in self.asked().items()},
+        )
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
@@ -95,28 +91,25 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
     return Section(row, probe, requests, reasons)
 
 
-def check_section(path: Path, section: Section, described: Mapping[str, Any]) -> None:
+def check_section(path: Path, section: Section, described: SectionFields) -> None:
     """Compare the description of a section with that of the configuration and the probes; its purpose may be in other
     words."""
-    name, purpose = section.row.name, described.get("for")
-    if not isinstance(purpose, str) or not purpose.isprintable():
-        raise BundleError(f"{path} is not right: what the section {name} is for is {shown(purpose)}.")
     if _comparable(section, described) != _comparable(section, section.described()):
+        name = section.row.name
         raise BundleError(f"{path} is not right: the section {name} is not that of the configuration and the probes.")
 
 
-def _comparable(section: Section, described: Mapping[str, Any]) -> str:
+def _comparable(section: Section, described: SectionFields) -> str:
     """A description without what may differ. As JSON, as 1, 1.0 and true are not the same there."""
-    requests = described.get("requests")
-    if isinstance(requests, dict) and all(isinstance(fields, dict) for fields in requests.values()):
-        requests = {
-            key: fields | {name: type(fields[name]).__name__ for name in section.row.free_fields if name in fields}
-            for key, fields in requests.items()
-        }
-    return json.dumps({**described, "for": "", "requests": requests}, sort_keys=True)
+    free = section.row.free_fields
+    requests = {
+        key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
+        for key, fields in described.requests.items()
+    }
+    return json.dumps([requests, described.inputs, described.actual], sort_keys=True)
 
 
-def received(path: Path, section: Section, described: Mapping[str, Any], tensors: Answers) -> Section:
+def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
     """The section with the requests of a bundle, after `check_section`.
 
     Integers and drawn numbers have to be those of the probes. Parameters are taken from the file, as another machine
@@ -129,7 +122,7 @@ def received(path: Path, section: Section, described: Mapping[str, Any], tensors
     def request_of(key: str, request: Any) -> Any:
         begins = f"{key}/"
         own = {name.removeprefix(begins): value for name, value in tensors.items() if name.startswith(begins)}
-        return section.row.received(request, described["requests"][key], own)
+        return section.row.received(request, described.requests[key], own)
 
     requests = {
         claim: {key: request_of(key, request) for key, request in of_way.items()}

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
-from meta.fuzz.strategies import Draw, T
+from meta.fuzz.strategies import Draw, Hostile, T
 from transparity_conformance.oracle.backends import installed
 
 Door = Callable[[Draw, Path], str]
@@ -73,7 +74,8 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
     @given(st.data())
     def try_one(data: st.DataObject) -> None:
         def draw(strategy: st.SearchStrategy[T], /) -> T:
-            return data.draw(strategy.map(Unshown)).value
+            with patch.object(Hostile, "is_drawn", False):
+                return data.draw(strategy.map(Unshown)).value
 
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
             found.append(outcome(door.__name__, lambda: door(draw, Path(folder))))

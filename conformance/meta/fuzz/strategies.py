@@ -90,16 +90,28 @@ def _renumbered(data: bytes) -> SearchStrategy[bytes]:
 
 
 class Hostile:
-    """Raises one of many errors wherever it is asked."""
+    """Raises one of many errors wherever it is asked, but by Hypothesis while it is drawn."""
+
+    is_drawn = True
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error
 
     def _raise(self, *_: Any, **__: Any) -> Any:
-        raise self.error("\x1b[2J" + "x" * 1000)
+        if self.is_drawn:
+            raise self.error("\x1b[2J" + "x" * 1000)
+        return "hostile"
 
-    __repr__ = __str__ = __len__ = __iter__ = __getitem__ = __float__ = __index__ = __array__ = __eq__ = _raise
-    __hash__ = object.__hash__
+    __str__ = __len__ = __iter__ = __getitem__ = __float__ = __index__ = __array__ = _raise
+
+    def __repr__(self) -> str:
+        return str(self._raise())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._raise()) and self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 hostile = st.sampled_from(ERRORS).map(Hostile)

@@ -13,24 +13,9 @@ OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast
 OPERATORS |= {ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Mod: ast.Add, ast.FloorDiv: ast.Mult}
 COMPARISONS = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 COMPARISONS |= {ast.Is: ast.IsNot, ast.IsNot: ast.Is}
-TWINS = {
-    "query": "key",
-    "key": "value",
-    "value": "query",
-    "up": "down",
-    "down": "up",
-    "weight": "bias",
-    "bias": "weight",
-}
-TWINS |= {"sin": "cos", "cos": "sin", "mean": "sum", "sum": "mean", "source": "target", "target": "source"}
-TWINS |= {
-    "head_dim": "embed_dim",
-    "embed_dim": "head_dim",
-    "queries": "keys",
-    "min": "max",
-    "max": "min",
-    "running_mean": "running_var",
-}
+PAIRS = ("up down", "weight bias", "sin cos", "mean sum", "source target", "head_dim embed_dim", "min max")
+TWINS = {one: other for pair in PAIRS for one, other in (pair.split(), pair.split()[::-1])}
+TWINS |= {"query": "key", "key": "value", "value": "query", "queries": "keys", "running_mean": "running_var"}
 
 COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "clip", "equal", "array_equal"}
 COMMUTATIVE |= {"promote_types", "result_type"}

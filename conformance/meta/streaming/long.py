@@ -7,16 +7,14 @@ float32, of their budget, and of the comparison at every position. The results g
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
 from meta.streaming.folder import llama
-from meta.streaming.measure import peak_memory, size_of, write_between
+from meta.streaming.measure import in_new_process, peak_memory, size_of, write_between
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach.long import long_probes
@@ -33,24 +31,14 @@ PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (10
 """The length of a prompt, and the sliding window."""
 
 
-def _child(config: TransformerConfig, length: int, results: Any) -> None:
+def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
+    """Return the processor seconds and the peak memory, in bytes, of one prompt."""
     began = time.process_time()
     (probe,) = long_probes(config, probe_parameters(config), [length])
     budget = probe.budget("float32")
     expected = probe.oracle.logits(slice(None))  # in place of a port's
     assert probe.oracle.errors(expected).max() <= budget
-    results.put((time.process_time() - began, peak_memory()))
-
-
-def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
-    """The processor seconds and the peak memory, in bytes, of one prompt, in a new process."""
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue()
-    process = context.Process(target=_child, args=(config, length, results))
-    process.start()
-    found: tuple[float, int] = results.get()
-    process.join()
-    return found
+    return time.process_time() - began, peak_memory()
 
 
 def page(rows: Sequence[Sequence[str]]) -> str:
@@ -64,7 +52,7 @@ def main() -> None:
     """Measure, and write the page."""
     rows = []
     for length, window in PROMPTS:
-        seconds, peak = measured(dataclasses.replace(MODEL, sliding_window=window), length)
+        seconds, peak = in_new_process(measured, dataclasses.replace(MODEL, sliding_window=window), length)
         rows.append([f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"])
         Console().print(*rows[-1])
     begin, end = "<!-- long prompts: written by meta.streaming.long -->\n", "<!-- end of long prompts -->"

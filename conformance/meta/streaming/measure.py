@@ -14,7 +14,8 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +73,10 @@ def peak_memory(process: int | str = "self") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def _child(folder: str, name: str, results: Any) -> None:
-    results.put(measured(folder, name))
-
-
-def run(folder: Path, name: str) -> dict[str, Any]:
-    """Measure in a new process, whose memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.Queue()
-    process = context.Process(target=_child, args=(str(folder), name, results))
-    process.start()
-    found: dict[str, Any] = results.get()
-    process.join()
-    return found
+def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
+    """Return what a function returns in a new process, whose memory is its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *given).result()
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -146,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not folder.exists():
             write(SIZES[name], folder)
         for probe in PROBES:
-            rows.append({"size": name, "parameters": size_of(SIZES[name])} | run(folder, probe))
+            rows.append(
+                {"size": name, "parameters": size_of(SIZES[name])} | in_new_process(measured, str(folder), probe)
+            )
             Console().print_json(json.dumps(rows[-1]), indent=None)
     rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
     file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")

@@ -76,7 +76,8 @@ class Classifier:
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """The fields of ours, if the class in `architectures` has this head."""
-        if not any(str(name).endswith(self.task) for name in fields.get("architectures") or []):
+        names = fields.get("architectures")
+        if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
         labels = fields.get("id2label")
         count = fields.get("num_labels", 2) if labels is None else len(labels) if isinstance(labels, dict) else 0

@@ -14,6 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.taps import lengths_of, tap_shapes
+from transparity.text import MESSAGE
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.importing import InFolder
@@ -192,8 +193,8 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
     lengths = lengths_of(probe.config, probe.inputs)
     known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
-    if strange := next((name for name in taps if not isinstance(name, str) or name not in known), None):
-        raise PortError(f"forward returned {shown(strange)}, which is no tap; the taps are {_some(known)}.")
+    if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
+        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {_some(known)}.")
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     result = probe.room()
@@ -208,7 +209,7 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
     try:
         array = call_stranger(as_numbers, value)
     except PortCallError as error:
-        raise PortError(f"{name} is {shown(value)}, no array of numbers ({error}).") from None
+        raise PortError(f"{name} is {shown(value)}, no array of numbers ({safe(error, MESSAGE)}).") from None
     if array.dtype.kind not in "fiu":
         raise PortError(f"{name} is {shown(value)}, no array of numbers: its dtype is {safe(array.dtype, VALUE)}.")
     if array.size > most:

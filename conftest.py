@@ -1,10 +1,22 @@
-"""Options and collection: benchmarks run with `--benchmark` alone, tests of real weights where they are named."""
+"""Which tests run: those of a session, by how long each takes; benchmarks and tests of real weights only where asked.
+
+| session | option | runs |
+|---|---|---|
+| `nox -s quick` | `--quick` | the first case of each test that takes at most `QUICK` seconds |
+| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; none of a test marked `long` |
+| `nox -s nightly` | `--every-case` | everything |
+
+`tests/durations.json` has the seconds of one case of each test, as `--record-durations` measured them. A test that is
+not in it takes none. `pytest FILE::TEST` runs all cases of the test.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import Iterator
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +24,16 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
+DURATIONS = Path(__file__).parent / "tests/durations.json"
+
+QUICK, MOST = 0.3, 4.0
+"""Seconds of a processor: of one case of a test in `nox -s quick`, and of all cases of a test in `nox -s tests`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of sampled ones.")
+    parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")
+    parser.addoption("--quick", action="store_true", help="Run one case of each test that takes little time.")
+    parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
     group = parser.getgroup("benchmarks of this project, with --benchmark")
     group.addoption("--all-modes", action="store_true", help="Time every mode of each backend, not the first alone.")
@@ -62,9 +80,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave compiled code to the end of the process; collecting it piece by piece takes seconds."""
     gc.freeze()
+    if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
+        record_durations()
 
 
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
@@ -85,49 +105,75 @@ SHORT_CLAIMS = ("decoding.single_row-",)
 MANY = 8
 """The number of processes that the subjects keep busy."""
 
-SLOWEST_FIRST = (
-    "test_power.py",
-    "test_plants.py",
-    "test_drawn.py",
-    "-flax",
-    *(f"{topic}." for topic in EXPECTED_SLOWLY),
-    "test_offers.py",
-    "test_shapes_are_true.py",
-    "test_checking.py",
-    "test_trainings.py",
-    "test_race.py",
-)
-"""Tests that start first, because they take longest."""
+
+def measured() -> dict[str, dict[str, float]]:
+    """The seconds of one case of each test, by file and name."""
+    found: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    return found
+
+
+def name_of(nodeid: str) -> tuple[str, str]:
+    """The file and the name of a test; every claim about a subject is a test of its own."""
+    file, _, test = nodeid.partition("::")
+    name, _, case = test.partition("[")
+    return file, case.rstrip("]") if name == "test_claim" else name
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long tests and cases of sampled ones, unless they are named or all are asked for; begin with what takes
-    longest."""
+    """Leave out what the session does not run, unless tests are named; begin with the files that take longest."""
+    known = measured()
+    seconds = {item: known.get(name_of(item.nodeid)[0], {}).get(name_of(item.nodeid)[1], 0.0) for item in items}
     if not config.getoption("--every-case") and not any("::" in argument for argument in config.args):
-        left_out = {item.nodeid for item in _left_out(items)}
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-        items[:] = [item for item in items if item.nodeid not in left_out]
-    last = len(SLOWEST_FIRST)
-    items.sort(key=lambda item: next((i for i, part in enumerate(SLOWEST_FIRST) if part in item.nodeid), last))
-
-
-def _left_out(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Tests marked `long`; all cases of each test marked `sampled(n)` but every n-th, beginning with the first."""
-    seen: Counter[str] = Counter()
+        kept = set(_of_session(items, seconds, quick=config.getoption("--quick")))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    together: defaultdict[str, float] = defaultdict(float)
     for item in items:
-        if _is_long(item):
-            yield item
-        elif (mark := item.get_closest_marker("sampled")) is not None:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % mark.args[0]:
-                yield item
-            seen[test] += 1
+        together[_scope(item.nodeid, few=True)] += seconds[item]
+    items.sort(key=lambda item: -together[_scope(item.nodeid, few=True)])
+
+
+def _of_session(
+    items: Iterable[pytest.Item], seconds: dict[pytest.Item, float], *, quick: bool
+) -> Iterator[pytest.Item]:
+    """The tests of `nox -s tests`, or of `nox -s quick`."""
+    cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not _is_long(item):
+            cases[name_of(item.nodeid)].append(item)
+    for every in cases.values():
+        each = seconds[every[0]]
+        if quick:
+            yield from every[: each <= QUICK]
+        else:
+            yield from every[:: math.ceil(len(every) / max(1.0, MOST // each)) if each else 1]
 
 
 def _is_long(item: pytest.Item) -> bool:
     is_long_claim = any(part in item.nodeid for part in LONG_CLAIMS)
     is_short_claim = any(part in item.nodeid for part in SHORT_CLAIMS)
     return (is_long_claim and not is_short_claim) or item.get_closest_marker("long") is not None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long the parts of a test took."""
+    SECONDS[report.nodeid] += report.duration
+
+
+SECONDS: defaultdict[str, float] = defaultdict(float)
+"""Of the tests of this session, with what was set up for them."""
+
+
+def record_durations() -> None:
+    """Write the mean of the cases of each test that has run, and keep what is known of others that still exist."""
+    of_tests: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for nodeid, taken in SECONDS.items():
+        of_tests[name_of(nodeid)].append(taken)
+    found = measured()
+    for (file, name), taken_by in of_tests.items():
+        found.setdefault(file, {})[name] = round(sum(taken_by) / len(taken_by), 2)
+    rows = [f" {json.dumps(file)}: {json.dumps(dict(sorted(tests.items())))}" for file, tests in sorted(found.items())]
+    DURATIONS.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -139,16 +185,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file, _, test = nodeid.partition("::")
-            if "transparity_conformance" not in file:
-                return file
-            claim, _, subject = test.partition("[")[2].partition("-")
-            topic = claim.partition(".")[0]
-            if self.numnodes > MANY:
-                return f"{topic} {subject}"
-            if topic == "sharding":
-                return f"{topic} {subject.partition('-')[0]}"
-            return topic if topic in EXPECTED_SLOWLY else subject
+            return _scope(nodeid, few=self.numnodes <= MANY)
 
     config.option.loadscopereorder = False
     return BySubject(config, log)
+
+
+def _scope(nodeid: str, *, few: bool) -> str:
+    """What runs in one process: a file, or claims; with `few` processes all topics of a subject."""
+    file, _, test = nodeid.partition("::")
+    if "transparity_conformance" not in file:
+        return file
+    claim, _, subject = test.partition("[")[2].partition("-")
+    topic = claim.partition(".")[0]
+    if not few:
+        return f"{topic} {subject}"
+    if topic == "sharding":
+        return f"{topic} {subject.partition('-')[0]}"
+    return topic if topic in EXPECTED_SLOWLY else subject

@@ -86,15 +86,29 @@ def conformance(session: nox.Session) -> None:
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run all tests, of long ones a sample: conformance, the tests of the tests, and those of the tools.
-
-    `-- --every-case` runs them whole.
-    """
+def run_tests(session: nox.Session, *options: str) -> None:
+    """Run the tests that a session has (conftest.py tells which) in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")
     environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("pytest", "conformance", "tests", *PARALLEL, *session.posargs, env=environment)
+    session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=environment)
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """Run one case of each test that takes little time: two minutes, while you work."""
+    run_tests(session, "--quick")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test but the long ones, of each as many cases as take four seconds."""
+    run_tests(session)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run every case of every test. `-- --record-durations` measures how long each takes."""
+    run_tests(session, "--every-case")
 
 
 @nox.session
@@ -123,14 +137,12 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: many ports, attacks, drafts, audits and adapters."""
+    """Measure how often the checker is right: planted bugs, right ports, attacks, audits and adapters."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
-        session.run("python", "-m", "meta.independent.measure", env=environment)
         session.run("python", "-m", "meta.attacks.run", env=environment)
-        session.run("python", "-m", "meta.drafts.measure", env=environment)
         session.run("python", "-m", "meta.audits.measure", "--twins", env=environment)
         session.run("python", "-m", "meta.adapting.measure", env=environment)
         session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), env=environment)
@@ -142,7 +154,7 @@ def exam(session: nox.Session) -> None:
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--pool", "exam", "--jobs", "2", *session.posargs, env=environment)
 
 
 @nox.session

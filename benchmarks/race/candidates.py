@@ -99,12 +99,12 @@ def _torch(name: str, module: str, kind: str = TORCH, also_needs: tuple[str, ...
 
 
 def _jax(name: str, module: str, needs: str, **fields: Any) -> Candidate:
-    build = f"benchmarks.peers.jax.{module}:build"
+    build = f"benchmarks.peers.jax.{module}"
     return Candidate(name, (JAX,), (needs, "optax"), build, devices=_ANYWHERE, **fields)
 
 
 def _runtime(name: str, module: str, needs: str, kinds: tuple[str, ...], **fields: Any) -> Candidate:
-    return Candidate(name, kinds, (needs,), f"benchmarks.peers.runtimes.{module}:build", **fields)
+    return Candidate(name, kinds, (needs,), f"benchmarks.peers.runtimes.{module}", **fields)
 
 
 def _limit(name: str, tasks: tuple[Kind, ...] = _GRADIENTS, **fields: Any) -> Candidate:
@@ -129,16 +129,16 @@ CANDIDATES: tuple[Candidate, ...] = (
     _torch("blog-style, compiled", "blog", COMPILED, choices=_COMPILED),
     _torch("hand-fused, compiled", "fused", COMPILED, choices=_COMPILED),
     _torch("nn.Transformer, compiled", "nn_transformer", COMPILED, choices=_COMPILED),
-    _runtime("OpenVINO", "openvino", "openvino", (COMPILED,), also=_EXPORT, dtypes=_BOTH),
-    _runtime("ONNX Runtime", "onnx_runtime", "onnxruntime", (COMPILED, NUMPY), also=_EXPORT),
-    _runtime("CTranslate2", "ctranslate2", "ctranslate2", (COMPILED, TORCH), **_DECODER),
-    _jax("hand-written JAX", "plain", "jax", tasks=ALL, dtypes=_BOTH),
-    _jax("flax.nnx", "flax_nnx", "flax.nnx", tasks=_GRADIENTS),
-    _jax("flax.linen", "flax_linen", "flax.linen", tasks=_GRADIENTS),
-    _jax("equinox", "equinox", "equinox", tasks=_GRADIENTS),
-    _jax("keras-hub", "keras_hub", "keras_hub", tasks=_GRADIENTS, environment={"KERAS_BACKEND": "jax"}),
+    _runtime("OpenVINO", "onnx:openvino", "openvino", (COMPILED,), also=_EXPORT, dtypes=_BOTH),
+    _runtime("ONNX Runtime", "onnx:onnx_runtime", "onnxruntime", (COMPILED, NUMPY), also=_EXPORT),
+    _runtime("CTranslate2", "ctranslate2:build", "ctranslate2", (COMPILED, TORCH), **_DECODER),
+    _jax("hand-written JAX", "plain:build", "jax", tasks=ALL, dtypes=_BOTH),
+    _jax("flax.nnx", "libraries:flax_nnx", "flax.nnx", tasks=_GRADIENTS),
+    _jax("flax.linen", "libraries:flax_linen", "flax.linen", tasks=_GRADIENTS),
+    _jax("equinox", "libraries:equinox", "equinox", tasks=_GRADIENTS),
+    _jax("keras-hub", "keras_hub:build", "keras_hub", tasks=_GRADIENTS, environment={"KERAS_BACKEND": "jax"}),
     Candidate("NumPy, einsum", (NUMPY,), ("numpy",), "benchmarks.peers.numpy_einsum:build"),
-    _runtime("ONNX ReferenceEvaluator", "onnx_reference", "onnx.reference", (NUMPY,), also=_EXPORT, longest=1024),
+    _runtime("ONNX ReferenceEvaluator", "onnx:reference", "onnx.reference", (NUMPY,), also=_EXPORT, longest=1024),
     _limit("torch product", **_EITHER),
     _limit("torch product, packed", dtypes=_BOTH),
     _limit("numpy product"),

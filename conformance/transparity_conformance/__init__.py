@@ -6,12 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transparity_conformance.checking.check import check
-    from transparity_conformance.checking.testing import assert_conforms
+    from transparity_conformance.checking.check import assert_conforms, check
 
 __all__ = ["assert_conforms", "check"]
 
-_HOMES = {"assert_conforms": "checking.testing", "check": "checking.check"}
+_HOMES = {"assert_conforms": "checking.check", "check": "checking.check"}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,6 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
     from transparity.config import TransformerConfig
-    from transparity_conformance.checking.checkers import Check
     from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.report.report import Report
@@ -67,157 +66,79 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-Port = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PORT",
-        help="path/to/file.py:build or package.module:build; with --family, or with --checkpoint if it takes one "
-        "argument, the port's own loader: file.py:load; model.onnx, or a folder as a hub keeps it, with --checkpoint.",
-        show_default=False,
-    ),
-]
-DescribedPreset = Annotated[
-    str | None,
-    typer.Argument(metavar="PRESET", help="Its name, that of a family, `vanilla`, or a JSON file.", show_default=False),
-]
-ExportedPreset = Annotated[
-    str | None, typer.Argument(metavar="PRESET", help="Its name, or a JSON file.", show_default=False)
-]
-ExportedFamily = Annotated[
-    str | None, typer.Option("--family", metavar="NAME", help="Instead of PRESET: llama, gpt2, bert …")
-]
-AsHub = Annotated[
-    Path | None,
-    typer.Option(
-        "--as-hub", metavar="DIR", help="With --family: write a small model, as a hub keeps it, with drawn weights."
-    ),
-]
-ExportedCheckpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights.",
-    ),
-]
-ExportedByLayer = Annotated[
-    bool,
-    typer.Option("--by-layer", help="With --checkpoint: a bundle for each layer, with that layer as a checkpoint."),
-]
-Presets = Annotated[
-    list[str] | None, typer.Option("--preset", metavar="NAME", help="Repeat it for several; default: all presets.")
-]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Any other configuration, as JSON.")]
-CheckpointFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="A checkpoint from a hub, with its own weights; a PORT that takes one argument, load(folder), is given "
-        "them as a folder, and drawn weights at probe size.",
-    ),
-]
-Families = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--family",
-        metavar="NAME",
-        help="llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps "
-        "it, and returns a model that takes token ids. Repeat it for several.",
-    ),
-]
-Command = Annotated[
-    str | None,
-    typer.Option(
-        "--command",
-        metavar='"…"',
-        help="Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. "
-        "{bundle} and {actual} are replaced by the two paths; without them, the paths are the last arguments.",
-    ),
-]
+PORT_HELP = (
+    "path/to/file.py:build or package.module:build; with --family, or with --checkpoint if it takes one argument, the "
+    "port's own loader: file.py:load; model.onnx, or a folder as a hub keeps it, with --checkpoint."
+)
+CHECKPOINT_HELP = (
+    "A checkpoint from a hub, with its own weights; a PORT that takes one argument, load(folder), is given them as a "
+    "folder, and drawn weights at probe size."
+)
+FAMILY_HELP = (
+    "llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps it, and "
+    "returns a model that takes token ids. Repeat it for several."
+)
+COMMAND_HELP = (
+    "Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. {bundle} and "
+    "{actual} are replaced by the two paths; without them, the paths are the last arguments."
+)
+BUDGET_HELP = "Time for the search for causes, per system; what has none by then is unexplained."
+ADAPTER_HELP = (
+    "PORT is Model() or Model(config), which makes a module; FILE, which `transparity adapt` writes, matches its "
+    "tensors with the parameters."
+)
+AUDIT_HELP = (
+    "Change every field of the configuration, and leave out every tensor: what is not followed diverges. Default: of "
+    "a loader, what is not followed is listed."
+)
+RANKS_HELP = "Run PORT on N ranks, as torchrun does, and on one: the two are compared, then N with the reference."
+BY_LAYER_HELP = (
+    "With --checkpoint and a PORT that is load(folder): each layer, and the embedding with the head, as a model of its "
+    "own, so that memory is that of one layer."
+)
+LENGTH_HELP = (
+    "With --checkpoint or --config: compare the logits of a prompt of N tokens, too, at every position. Repeat it for "
+    "several."
+)
+HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
+AS_HUB_HELP = "With --family: write a small model, as a hub keeps it, with drawn weights."
+EXPORTED_HELP = "Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights."
+EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
+
+
+def _argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def _option(name: str, metavar: str | None, help: str, **settings: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=help, **settings)
+
+
+PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
+Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Repeat it for several; default: all presets.")]
+Config = Annotated[Path | None, _option("--config", "FILE", "Any other configuration, as JSON.")]
+CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
+Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
+Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        min=0.1,
-        help="Time for one answer of PORT, or for all of --command; default: 300.",
-    ),
+    _option("--timeout", "SECONDS", "Time for one answer of PORT, or for all of --command; default: 300.", min=0.1),
 ]
-Budget = Annotated[
-    float,
-    typer.Option(
-        "--budget",
-        metavar="SECONDS",
-        min=0,
-        help="Time for the search for causes, per system; what has none by then is unexplained.",
-    ),
-]
-AdapterFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--adapter",
-        metavar="FILE",
-        help="PORT is Model() or Model(config), which makes a module; FILE, which `transparity adapt` writes, matches "
-        "its tensors with the parameters.",
-    ),
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the reports as JSON; to standard output with -.")
-]
-HtmlFile = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the reports as one page; - as for --json.")
-]
+Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
+AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
+JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; to standard output with -.")]
+HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page; - as for --json.")]
 Taps = Annotated[
-    bool, typer.Option("--taps/--logits-only", help="Compare every tap that the port returns, or its logits alone.")
+    bool, _option("--taps/--logits-only", None, "Compare every tap that the port returns, or its logits alone.")
 ]
-AuditChoice = Annotated[
-    bool | None,
-    typer.Option(
-        "--audit/--no-audit",
-        help="Change every field of the configuration, and leave out every tensor: what is not followed diverges. "
-        "Default: of a loader, what is not followed is listed.",
-        show_default=False,
-    ),
-]
-Ranks = Annotated[
-    int,
-    typer.Option(
-        "--ranks",
-        metavar="N",
-        min=1,
-        max=64,
-        help="Run PORT on N ranks, as torchrun does, and on one: the two are compared, then N with the reference.",
-    ),
-]
-ByLayer = Annotated[
-    bool,
-    typer.Option(
-        "--by-layer",
-        help="With --checkpoint and a PORT that is load(folder): each layer, and the embedding with the head, as a "
-        "model of its own, so that memory is that of one layer.",
-    ),
-]
-Layers = Annotated[str | None, typer.Option("--layers", metavar="0,7,31", help="As --by-layer, of these layers alone.")]
-Length = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--length",
-        metavar="N",
-        min=1,
-        help="With --checkpoint or --config: compare the logits of a prompt of N tokens, too, at every position. "
-        "Repeat it for several.",
-    ),
-]
-HeadChoice = Annotated[
-    Head | None,
-    typer.Option(
-        "--head",
-        help="Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has.",
-    ),
-]
+AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_HELP, show_default=False)]
+Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
+ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
+Layers = Annotated[str | None, _option("--layers", "0,7,31", "As --by-layer, of these layers alone.")]
+Length = Annotated[list[int] | None, _option("--length", "N", LENGTH_HELP, min=1)]
+HeadChoice = Annotated[Head | None, _option("--head", None, HEAD_HELP)]
 Precision = Annotated[
-    Dtype, typer.Option("--dtype", help='The precision of the port; passed to a build that takes dtype="…".')
+    Dtype, _option("--dtype", None, 'The precision of the port; passed to a build that takes dtype="…".')
 ]
 
 
@@ -229,7 +150,7 @@ def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, typer.Option(f"--{name}", help=row.help)],
+            annotation=Annotated[bool, _option(f"--{name}", None, row.help)],
         )
         for name, row in CAPABILITIES.items()
     ]
@@ -263,10 +184,10 @@ def presets() -> None:
 
 @app.command()
 def describe(
-    preset: DescribedPreset = None,
-    fields: Annotated[bool, typer.Option("--fields", help="Every field of a configuration, with its values.")] = False,
+    preset: Annotated[str | None, _argument("PRESET", "Its name, that of a family, `vanilla`, or a JSON file.")] = None,
+    fields: Annotated[bool, _option("--fields", None, "Every field of a configuration, with its values.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON; to standard output with -.")
+        Path | None, _option("--json", "FILE", "Write the same as JSON; to standard output with -.")
     ] = None,
 ) -> None:
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
@@ -290,9 +211,7 @@ def describe(
 
 @app.command()
 def explain(
-    cause: Annotated[
-        str | None, typer.Argument(metavar="CAUSE", help="Its id in a report; without it, all ids.", show_default=False)
-    ] = None,
+    cause: Annotated[str | None, _argument("CAUSE", "Its id in a report; without it, all ids.")] = None,
 ) -> None:
     """Explain a cause: what is right, where to look, and when it does not show."""
     from transparity_conformance.report.describing.causes import meaning, meanings
@@ -315,7 +234,7 @@ def explain(
 @app.command()
 @_with_capabilities
 def check(
-    port: Port = None,
+    port: PortArgument = None,
     preset: Presets = None,
     config: Config = None,
     checkpoint: CheckpointFolder = None,
@@ -339,18 +258,19 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.checking.artefacts.checking import checkpoint_of
-        from transparity_conformance.checking.checkers import check_all, checker, named_systems
+        from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
-        by_layer, checkpoint = by_layer or layers is not None, checkpoint_of(port, checkpoint, preset, config, family)
-        together = (preset or [], config, checkpoint, family or [], command, head, adapter, by_layer, length or [])
-        named = named_systems(*together)  # before the port is imported, which takes seconds
-        options: dict[str, Any] = {"dtype": dtype, "timeout": timeout, "budget": budget, "located": _tell}
-        options |= {"audit": audit, "adapter": adapter, "ranks": ranks, "lengths": length}
-        run = checker(port, command, logits_only=not taps, sections=[*filter(sections.get, sections)], **options)
+        checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
+        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter)
+        asked = Options(
+            *where, audit, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell
+        )
         check_writable(json_file, html_file)
-        chosen = _chosen(run, named, family or [], checkpoint, head, layers, by_layer=by_layer)
+        named = named_systems(asked)  # before the port is imported, which takes seconds
+        run = checker(asked)
+        chosen = chosen_systems(run, asked, named, _imported)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
     _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
@@ -361,12 +281,10 @@ def adapt(
     port: Annotated[
         str, typer.Argument(metavar="PORT", help="file.py:Model, with Model() or Model(config): what makes a module.")
     ],
-    preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="At its probe size.")] = None,
+    preset: Annotated[str | None, _option("--preset", "NAME", "At its probe size.")] = None,
     config: Config = None,
-    family: Annotated[str | None, typer.Option("--family", metavar="NAME", help="A small llama, gpt2 …")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the adapter; default: print it.")
-    ] = None,
+    family: Annotated[str | None, _option("--family", "NAME", "A small llama, gpt2 …")] = None,
+    out: Annotated[Path | None, _option("--out", "FILE", "Write the adapter; default: print it.")] = None,
     timeout: Timeout = None,
     budget: Budget = BUDGET,
 ) -> None:
@@ -388,16 +306,13 @@ def adapt(
 @app.command()
 @_with_capabilities
 def export(
-    preset: ExportedPreset = None,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR", help="A new or an empty folder, or a bundle.", show_default=False),
-    ] = None,
-    family: ExportedFamily = None,
-    as_hub: AsHub = None,
-    checkpoint: ExportedCheckpoint = None,
+    preset: Annotated[str | None, _argument("PRESET", "Its name, or a JSON file.")] = None,
+    folder: Annotated[Path | None, _argument("DIR", "A new or an empty folder, or a bundle.")] = None,
+    family: Annotated[str | None, _option("--family", "NAME", "Instead of PRESET: llama, gpt2, bert …")] = None,
+    as_hub: Annotated[Path | None, _option("--as-hub", "DIR", AS_HUB_HELP)] = None,
+    checkpoint: Annotated[Path | None, _option("--checkpoint", "FOLDER", EXPORTED_HELP)] = None,
     head: HeadChoice = None,
-    by_layer: ExportedByLayer = False,
+    by_layer: Annotated[bool, _option("--by-layer", None, EXPORTED_BY_LAYER_HELP)] = False,
     layers: Layers = None,
     dtype: Precision = Dtype.float32,
     **sections: bool,
@@ -436,7 +351,7 @@ def fit(
         ),
     ],
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the configuration there; - for nothing else.")
+        Path | None, _option("--json", "FILE", "Write the configuration there; - for nothing else.")
     ] = None,
     timeout: Timeout = None,
 ) -> None:
@@ -473,8 +388,7 @@ def compare(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `transparity export` wrote.")],
     actual: Annotated[Path, typer.Argument(metavar="ACTUAL", help="The outputs of the port, as safetensors.")],
     checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", metavar="FOLDER", help="The checkpoint, if BUNDLE names one and has no weights."),
+        Path | None, _option("--checkpoint", "FOLDER", "The checkpoint, if BUNDLE names one and has no weights.")
     ] = None,
     taps: Taps = True,
     json_file: JsonFile = None,
@@ -549,25 +463,6 @@ def _flushed() -> bool:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return complete
-
-
-def _chosen(
-    run: Check,
-    named: Sequence[System],
-    families: Sequence[str],
-    checkpoint: Path | None,
-    head: str | None,
-    layers: str | None,
-    *,
-    by_layer: bool,
-) -> Iterator[System]:
-    """The systems that a check is asked for, one at a time."""
-    from transparity_conformance.checking.checkers import chosen_layers, chosen_systems
-
-    if by_layer and checkpoint is not None:
-        return chosen_layers(run, checkpoint, head, layers)
-    imported = None if checkpoint is None else _imported(checkpoint, head)
-    return iter(list(chosen_systems(run, named, families, imported)))  # what is asked for wrongly is told first
 
 
 def _compared(

@@ -67,11 +67,7 @@ NUMBERS: dict[str, tuple[Printed, ...]] = {
     "000": (
         Printed("`einsum('ij,jk->ik', A, B)`", printed.PRODUCT, _einsum("ij,jk->ik"), WRONG),
         Printed("`einsum('ij,kj->ikj', A, B)`", printed.ROW_BY_ROW, _einsum("ij,kj->ikj")),
-        Printed(
-            "`einsum('ij,kl->ijkl', A, B)`",
-            np.array(printed.OUTER.split(), int).reshape(16, 16),
-            _einsum("ij,kl->ijkl"),
-        ),
+        Printed("`einsum('ij,kl->ijkl', A, B)`", printed.OUTER, _einsum("ij,kl->ijkl")),
     ),
     "003": (
         Printed("`split_heads`", printed.HEADS, HEADS),

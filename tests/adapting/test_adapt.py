@@ -23,8 +23,7 @@ from transparity_conformance.identify.adapting.adapt import Proof, adapt
 from transparity_conformance.identify.adapting.names import contradicting
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
 from transparity_conformance.running.adapters.model import Make, made_by
-from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.adapters.numbered import line_of
+from transparity_conformance.running.adapters.notation import AdapterError, line_of
 
 SAMPLE = (
     "gpt2-conv1d",
@@ -57,7 +56,6 @@ def lines_of(name: str) -> dict[str, str]:
     return adapted(name).adapter.lines
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str) -> None:
     result = adapted(name)
@@ -65,7 +63,6 @@ def test_a_port_is_matched_without_a_question_and_proved_by_its_logits(name: str
     assert not result.found.faults
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "parameter", "line"),
     [
@@ -102,7 +99,6 @@ def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]
     return [Adapter(adapter.lines | lines, adapter.zero, adapter.unused) for lines in [*exchanged, *plain]]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "config"), [(llama.Meta, ALIKE), (gpt.GPT2, GPT2)])
 def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
     model = made_by(make, config)
@@ -164,7 +160,6 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_names_of_right_ports_contradict_nothing(name: str) -> None:
     assert contradicting(lines_of(name)) == []

@@ -17,8 +17,7 @@ from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter, written
 from transparity_conformance.running.adapters.model import adapted, made_by
-from transparity_conformance.running.adapters.notation import AdapterError
-from transparity_conformance.running.adapters.numbered import for_all_layers
+from transparity_conformance.running.adapters.notation import AdapterError, for_all_layers
 
 ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
 PARAMETERS = probe_parameters(GPT2)

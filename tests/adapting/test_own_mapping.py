@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.running.adapters.adapter import Adapter
-from transparity_conformance.running.adapters.tensors import tensors_of
+from transparity_conformance.running.frameworks.tensors import tensors_of
 
 LAYER = "decoder.layers.{i}"
 QUERY, KEY, VALUE = (f"{LAYER}.self_attention.{role}.weight" for role in ("query", "key", "value"))
@@ -50,7 +50,6 @@ def sentences(port: str, lines: Mapping[str, str]) -> list[str]:
     return [each.says for each in adapt(loading(port, lines), PORTS[port][1]).misplaced]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("port", ["meta-llama", "phi3", "gpt2-conv1d"])
 def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
     result = adapt(loading(port, {}), PORTS[port][1])

@@ -21,7 +21,6 @@ def own(make: Callable[[], Any], **fields: Any) -> Adapted:
     return adapt(make, dataclasses.replace(fit(make).config, **fields))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("make", "parameter", "line"),
     [

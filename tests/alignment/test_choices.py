@@ -15,8 +15,7 @@ import pytest
 import torch
 from tests.listening.common import is_same
 
-from meta.power.family_port import FamilyFault, always, build_port, fields_to
-from meta.power.simulated import case_probes, of_logits
+from meta.pool.port import port_with, probes_called
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
@@ -24,7 +23,7 @@ from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run_listening
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
@@ -93,10 +92,8 @@ def test_what_a_router_masks_or_weighs_is_not_its_choice_nor_is_a_right_query_wr
 
 
 def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:
-    probes, more = case_probes("deepseek"), fields_to(experts_per_token=3)
-    build = build_port(FamilyFault(("router-count",), "one more", ".*", always, more))
-    row = aligned_probe(next(iter(probes.values())))
-    found = heard(of_logits(build), row)
+    row = aligned_probe(next(iter(probes_called("deepseek").values())))
+    found = heard(port_with("router-count-one-more", taps=False), row)
     assert wrong(row, found) == {"feed_forward.router_chosen"}
     chosen = [value for tap, value in found.items() if tap.endswith("router_chosen")]
     assert chosen and all(np.all(each.sum(-1) == 3) for each in chosen)

@@ -87,7 +87,6 @@ def forward(
     return call
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("base", "sign", "cause", "code"),
     [

@@ -11,7 +11,7 @@ from transparity_conformance.checking.audit.audited import Loader
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import Audit
-from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 
 LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders"

@@ -17,7 +17,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
-from transparity_conformance.running.loader.spoken import seeded, spoken
+from transparity_conformance.running.hub import seeded, spoken
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 

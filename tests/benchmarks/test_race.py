@@ -29,6 +29,7 @@ from benchmarks.race.timing import WARM, seconds
 from benchmarks.summary import as_json, as_markdown, summary
 from benchmarks.workloads import DEFAULT, TRAINED, WORKLOADS, Workload, inputs_of, parameters_of
 from rich.console import Console
+from tests.looping import for_each
 
 from transparity.parameters import parameter_shapes
 from transparity_conformance.oracle import oracle
@@ -145,7 +146,7 @@ def test_columns_and_peers_are_compared_and_timed(rows: dict[str, dict[str, obje
         assert rows[name]["import_seconds"] and rows[name]["first_seconds"] and rows[name]["peak_bytes"]
 
 
-@pytest.mark.parametrize("name", SAYS)
+@for_each("name", SAYS)
 def test_a_wrong_or_crashing_candidate_is_one_sentence_and_the_race_goes_on(
     name: str, rows: dict[str, dict[str, object]]
 ) -> None:
@@ -221,10 +222,9 @@ def fast_path() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fast_path")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "workload"),
     [(peer, workload) for peer in peers() for workload in TINY if peer.why_not(workload) is None],
-    ids=lambda what: what.name,
 )
 def test_every_peer_that_is_installed_agrees_with_the_oracle_and_not_with_a_wrong_weight(
     candidate: Candidate, workload: Workload, oracles: Path, monkeypatch: pytest.MonkeyPatch
@@ -345,7 +345,7 @@ def test_a_candidate_is_not_held_to_another_processors_kernels(monkeypatch: pyte
     assert "OPENBLAS_CORETYPE" not in environment(CANDIDATES[0], 1, "cpu")
 
 
-@pytest.mark.parametrize(("width", "quartiles"), [(80, False), (150, True)])
+@for_each(("width", "quartiles"), [(80, False), (150, True)])
 def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) -> None:
     results = [result(each.name, each.kinds[0], 0.3123, ours=each.ours) for each in CANDIDATES if not each.is_limit]
     printed = io.StringIO()
@@ -382,7 +382,7 @@ def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
         assert any(candidate.is_limit for candidate in able)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "file",
     [
         "race",

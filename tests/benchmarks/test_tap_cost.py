@@ -12,7 +12,6 @@ from transparity_conformance.oracle.backends import installed
 TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", installed())
 def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
     assert tap_cost(fast_path(name, SMALL)).share < 1e-3

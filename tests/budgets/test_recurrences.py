@@ -8,10 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from transparity_conformance.oracle import variants as recurrence
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import LogitsOracle
-from transparity_conformance.oracle.rounding import recurrence
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 

@@ -13,7 +13,7 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import check
-from transparity_conformance.oracle.rounding import tables
+from transparity_conformance.oracle import variants as tables
 from transparity_numpy.port import build as numpy_build
 
 SINUSOIDAL = dataclasses.replace(preset("notes-lm").resized(), max_length=128, positions="sinusoidal")
@@ -27,7 +27,7 @@ def port(formula: Callable[..., np.ndarray], base: float = 1.0) -> Callable[...,
         forward = numpy_build(config, parameters, dtype="float32")
 
         def run(**tokens: np.ndarray) -> Any:
-            with mock.patch.object(tables, "frequencies", frequencies), tables.built_in_float32(0):
+            with mock.patch.object(tables, "frequencies", frequencies), tables.variant(1):
                 return forward(**tokens)
 
         return run

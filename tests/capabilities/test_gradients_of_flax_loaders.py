@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.report.capability_result import CapabilityResult
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer
 
@@ -81,7 +81,7 @@ def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])
 def test_a_tensor_of_three_axes_is_two_matrices(axes: tuple[int, ...]) -> None:
-    from transparity_conformance.running.loader.rows import found_by_rows
+    from transparity_conformance.running.rows import found_by_rows
 
     random = np.random.default_rng(0)
     wanted = {"w": random.normal(size=(24, 24)).astype(np.float32), "b": random.normal(size=24).astype(np.float32)}

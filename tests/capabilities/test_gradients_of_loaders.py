@@ -18,8 +18,8 @@ from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loader.gradients import FROZEN, NO_GRAPH, UNKNOWN
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.gradients import FROZEN, NO_GRAPH, UNKNOWN
+from transparity_conformance.running.hub import loaded_here
 
 Change = Callable[[Any], Any]
 
@@ -191,7 +191,7 @@ def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: P
 
 
 def test_numbers_are_found_as_rows_and_columns() -> None:
-    from transparity_conformance.running.loader.rows import found_by_rows
+    from transparity_conformance.running.rows import found_by_rows
 
     random = np.random.default_rng(0)
     one, two, bias = random.normal(size=(3, 5)), random.normal(size=(4, 5)), random.normal(size=5)

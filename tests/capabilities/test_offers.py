@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.power.plain_port import PlainFault, build_port
+from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance import check
@@ -173,10 +173,10 @@ def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> 
 
 def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = build_port(PlainFault("attention-scale", "the other root"))(config, parameters)
+        forward = port_with("attention-scale-twice")(config, parameters)
 
         def loss(targets: np.ndarray, **tokens: np.ndarray) -> Any:
-            logits = forward(**tokens)["logits"].astype(np.float64)
+            logits = forward(**tokens)["logits"].numpy().astype(np.float64)
             shifted = logits - logits.max(-1, keepdims=True)
             surprises = np.log(np.exp(shifted).sum(-1)) - np.take_along_axis(shifted, targets[..., None], -1)[..., 0]
             return surprises[targets != config.pad_id].mean()
@@ -306,7 +306,7 @@ def test_a_wrong_gradient_is_placed(change: Callable[..., Any], where: str, caus
 
 def test_the_gradients_of_a_wrong_forward_pass_are_not_compared() -> None:
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = build_port(PlainFault("attention-scale", "the other root"))(config, parameters)
+        forward = port_with("attention-scale-twice")(config, parameters)
         return Offering(forward, loss_and_gradients=lambda targets, **tokens: (0.0, {}))
 
     report = check(build, preset="translation")

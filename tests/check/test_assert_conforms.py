@@ -14,7 +14,7 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.checking import testing
+from transparity_conformance.checking import check as testing
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
 

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.check.ports import GPT2, SCORES, ScaledByTheWidth, answering, in_precision, with_taps
 
-from meta.power.plain_port import PlainFault, build_port
+from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
-from transparity_conformance.checking.check import PortError
+from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
+from transparity_conformance.capabilities.compare import compare_capability
+from transparity_conformance.capabilities.decoding.generation import GENERATION
+from transparity_conformance.identify.alignment import heard
+from transparity_conformance.oracle import probes
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build
-
-Arrays = dict[str, np.ndarray]
-
-SCORES = "decoder.layers.0.self_attention.scores"
-
-
-def changed(change: Callable[[Arrays], Any]) -> Callable[..., Any]:
-    """Our own port, with what it says changed in place."""
-
-    def wrong(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        forward = build(config, parameters)
-
-        def answer(**tokens: Any) -> Any:
-            said = dict(forward(**tokens))
-            replaced = change(said)
-            return said if replaced is None else replaced
-
-        return answer
-
-    return wrong
+from transparity_pytorch.port import build as pytorch_build
 
 
 def test_a_report_has_the_keys_that_were_promised() -> None:
-    report = check(build_port(PlainFault("attention-scale", "the other root")), preset="translation").as_dict()
+    report = check(port_with("attention-scale-twice"), preset="translation").as_dict()
     assert {"preset", "verdict", "first_divergence", "faults", "claims", "not_compared"} <= set(report)
     assert report["faults"] and report["claims"] and report["not_compared"]
     for fault in report["faults"]:
@@ -61,7 +51,9 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
 def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, says: str, logits_only: bool) -> None:
-    report = check(build_port(PlainFault("low-precision", variant)), preset=preset, logits_only=logits_only)
+    report = check(
+        port_with(f"low-precision-{variant.replace(' ', '-').lower()}"), preset=preset, logits_only=logits_only
+    )
     assert (report.verdict, report.exit_code) == ("diverges", 1)
     ((cause,),) = (fault.causes for fault in report.faults)
     assert (cause.mistake, cause.says) == ("low-precision", says)
@@ -70,7 +62,7 @@ def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, sa
 
 
 def test_declared_rounding_agrees() -> None:
-    port = build_port(PlainFault("low-precision", "bfloat16 arithmetic"))
+    port = port_with("low-precision-bfloat16-arithmetic")
     assert check(port, preset="notes-lm", dtype="bfloat16").verdict == "agrees"
 
 
@@ -97,86 +89,8 @@ def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype:
     "logits_only", [pytest.param(False, id="taps"), pytest.param(True, id="logits", marks=pytest.mark.long)]
 )
 def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
-    faults = (PlainFault("low-precision", "tf32 products"), PlainFault("attention-scale", "the other root"))
-    assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output", "decoder.embedding"])
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_one_number_that_is_none_never_agrees(tap: str, number: float) -> None:
-    def spoil(said: Arrays) -> None:
-        said[tap] = said[tap].copy()
-        said[tap].flat[-1] = number
-
-    report = check(changed(spoil), preset="notes-lm")
-    assert report.verdict == "diverges" and report.first_divergence == tap
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tap", [SCORES, "decoder.layers.0.self_attention.query", "decoder.layers.1.output"])
-def test_one_wrong_number_beside_right_logits_diverges(tap: str) -> None:
-    def spoil(said: Arrays) -> None:
-        said[tap] = said[tap].copy()
-        said[tap].flat[0] += 0.01
-
-    report = check(changed(spoil), preset="notes-lm")
-    assert report.verdict == "diverges"
-    assert report.faults[0].where == tap
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tap", ["logits", SCORES])
-def test_rounding_excuses_no_wrong_shape(tap: str) -> None:
-    def wrong(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        rounded = {name: value.astype(np.float16).astype(np.float32) for name, value in parameters.items()}
-        forward = build(config, rounded)
-
-        def answer(**tokens: Any) -> Any:
-            said = dict(forward(**tokens))
-            return said["logits"][:, :-1] if tap == "logits" else said | {tap: said[tap][..., :-1]}
-
-        return answer
-
-    report = check(wrong, preset="notes-lm")
-    assert report.verdict == "diverges"
-    assert any(f"{tap} has the shape" in note for note in report.notes)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tap", ["logits", SCORES, "decoder.layers.1.output"])
-@pytest.mark.parametrize("shape", [lambda x: x.swapaxes(0, 1), lambda x: x[..., :-1], lambda x: x[None]])
-def test_nothing_is_transposed_cut_or_broadcast_to_fit(tap: str, shape: Callable[[np.ndarray], np.ndarray]) -> None:
-    report = check(changed(lambda said: said.update({tap: shape(said[tap])})), preset="notes-lm")
-    assert report.verdict == "diverges"
-    assert any(f"{tap} has the shape" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda said: {"logits": said["logits"], "decoder.layer.0.output": said["logits"]}, "which is no tap"),
-        (lambda said: {SCORES: said[SCORES]}, "expected at least 'logits'"),
-        (lambda said: {}, "expected at least 'logits'"),
-        (lambda said: {"logits": None} | said | {"logits": "x"}, "no array of numbers"),
-        (lambda said: said["logits"].astype(complex), "no array of numbers"),
-        (lambda said: said["logits"] > 0, "no array of numbers"),
-        (lambda said: said["logits"].astype(object), "no array of numbers"),
-    ],
-)
-def test_what_is_no_answer_is_refused(change: Callable[[Arrays], Any], says: str) -> None:
-    with pytest.raises(PortError, match=says):
-        check(changed(change), preset="notes-lm")
-
-
-def test_a_port_that_draws_is_told_so() -> None:
-    draw = np.random.default_rng(0)
-
-    def noisy(said: Arrays) -> Any:
-        return {"logits": said["logits"] + draw.normal(0, 0.1, said["logits"].shape)}
-
-    (fault,) = check(changed(noisy), preset="notes-lm").faults
-    assert [cause.mistake for cause in fault.causes] == ["dropout-active"]
+    port = port_with("low-precision-tf32-products", "attention-scale-twice")
+    assert check(port, preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
 @pytest.mark.long
@@ -207,9 +121,61 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
 
 
 def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
-    misshapen = check(changed(lambda said: said.update({SCORES: said[SCORES][:1]})), preset="notes-lm")
-    (fault,) = misshapen.faults
-    assert fault.is_misshapen and "of another shape (see the notes)" in sentence(misshapen)
-    assert any("has the shape (1, " in note for note in misshapen.notes)
-    lost = check(changed(lambda said: said.update(logits=said["logits"] * np.nan)), preset="notes-lm")
+    misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm")
+    assert "of another shape (see the notes)" in sentence(misshapen)
+    lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm")
     assert "logits: holds numbers that are not finite" in sentence(lost)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("change", [lambda x: x.log_softmax(-1), lambda x: x[:, -1]])
+def test_a_form_of_answers_is_in_the_headline(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert "return the logits" in sentence(check(answering(change), config=GPT2))
+
+
+def test_a_form_is_recognised_in_a_process_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "transposed_port.py"
+    file.write_text(
+        "from transparity_numpy.port import build as right\n"
+        "def build(config, parameters):\n"
+        "    forward = right(config, parameters)\n"
+        "    return lambda **tokens: forward(**tokens)['logits'].swapaxes(1, 2)\n"
+    )
+    (fault,) = check(load_port(f"{file}:build"), "notes-lm", isolated=True).faults
+    assert fault.causes[0].says.startswith("logits with the vocabulary before the positions")
+    assert np.isfinite(fault.causes[0].residual)
+
+
+def test_a_port_that_shows_every_tap_is_not_listened_to() -> None:
+    wrong = with_taps(lambda taps: {name: value * 1.5 for name, value in taps.items()})
+    assert not any("listened" in note for note in check(wrong, "notes-lm", budget=0).notes)
+
+
+def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "LARGE", 0)
+    report = check(ScaledByTheWidth, config=GPT2)
+    assert report.faults[0].causes[0].mistake == "attention-scale"
+    taps = {item.tap for item in report.measured if item.probe == "aligned"}
+    assert len(taps) > 20 and {item.tap for item in report.measured if item.probe == "mixed"} == {"logits"}
+
+
+@pytest.mark.long
+def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = check(ScaledByTheWidth, config=GPT2, budget=0)
+    assert any("not listened to: finding 27 taps takes about" in note for note in slow.notes)
+    monkeypatch.setattr(heard, "available_memory", lambda: 1000)
+    large = check(ScaledByTheWidth, config=GPT2, budget=1)
+    assert any("of memory, and 1 kB are free; with taps of its own" in note for note in large.notes)
+
+
+def test_a_right_history_bounds_the_rate_of_wrong_calls() -> None:
+    coverage = check(in_precision("float32"), "notes-attention", logits_only=True).coverage
+    assert coverage.calls == 120
+    assert 40 <= 1 / coverage.rate <= 41
+
+
+def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
+    """T5's requests for generation share their parameters, and end with different tokens."""
+    key, probe = next(iter(probes.probes_of(CASES["t5"], "t5").items()))
+    port = BuiltPort(pytorch_build, pytorch_build(probe.config, dict(probe.parameters)))
+    assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.check.test_hostile import REFERENCE, invoke, refused
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
-from transparity_conformance.cli import app
 from transparity_conformance.report.report import Report
-
-REFERENCE = "transparity_numpy.port:build"
 
 PORTS = """
 import numpy as np
@@ -35,20 +33,10 @@ def wrong(config, parameters):
 def falls(config, parameters):
     raise RuntimeError("no weights\\nfor you.")
 
-def falls_later(config, parameters):
-    def forward(**tokens):
-        raise RuntimeError("no tokens")
-    return forward
-
-def leaves(config, parameters):
-    raise SystemExit(0)
-
 def falls_on_notes(config, parameters):
     if config.architecture == "decoder":
         raise RuntimeError("no decoder")
     return right(config, parameters)
-
-number = 5
 """
 
 
@@ -64,20 +52,6 @@ def _nothing_stays_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("ports", "main_port", "bad"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-def invoke(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(result: Result) -> str:
-    """The single sentence with which the command refused its arguments."""
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith(".\n")
-    assert all(line.startswith("Checking ") for line in result.stdout.splitlines()[:1])
-    assert "DIVERGES" not in result.stdout and "AGREES" not in result.stdout
-    return result.stderr.strip()
 
 
 def plain(text: str) -> str:
@@ -111,8 +85,6 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
     assert refused(invoke("describe", path)).startswith("The configuration is not JSON")
     path.write_bytes(b"\xff")
     assert refused(invoke("describe", path)) == f"{path} is not JSON: it is not UTF-8."
-    assert refused(invoke("describe", tmp_path / "no.json")) == f"There is no file {tmp_path / 'no.json'}."
-    assert refused(invoke("describe", "gpt")).startswith("There is no preset 'gpt'")
 
 
 @pytest.mark.long
@@ -144,76 +116,9 @@ def test_any_configuration_is_checked(tmp_path: Path) -> None:
     assert [report["preset"] for report in json.loads(answers.read_text())] == ["config"]
 
 
-@pytest.mark.parametrize(
-    ("port", "message"),
-    [
-        ("{}:nothing", "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
-        ("{}:number", "'number' of {} is 5; expected a function number(config, parameters)."),
-        ("{}", "The port is '{}'; expected path/to/file.py:build or package.module:build."),
-        ("{}:", "The port is '{}:'; expected"),
-        ("{}x.py:build", "There is no file {}x.py; expected a Python file"),
-        ("no.such:build", "There is no module 'no.such' in this folder, and none is installed."),
-        ("json.no:build", "There is no module 'json.no' in this folder, and none is installed."),
-        ("..:build", ".. cannot be imported: "),
-        ("{}:falls", "build(config, parameters) raised RuntimeError: no weights for you"),
-        ("{}:falls_later", "forward(tokens=…) raised RuntimeError: no tokens (ports.py, line 18)"),
-        ("{}:leaves", "build(config, parameters) raised SystemExit: 0"),
-    ],
-)
-def test_an_invalid_port_is_refused(ports: Path, port: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ports.parent)
-    name = ports.name
-    result = refused(invoke("check", port.format(name), "--preset", "notes-lm"))
-    assert result.startswith(message.format(name))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            "import no_such_module\n",
-            "bad.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' ",
-        ),
-        ("x = 1\n1 / 0\n", "bad.py cannot be imported: ZeroDivisionError: division by zero (bad.py, line 2)."),
-        ("def build(:\n", "bad.py cannot be imported: SyntaxError: invalid syntax (line 1)."),
-        ("raise SystemExit\n", "bad.py cannot be imported: SystemExit"),
-        ("\0", "bad.py cannot be imported: "),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bad.py").write_text(source)
-    assert refused(invoke("check", "bad.py:build")).startswith(message)
-
-
 def test_a_port_imports_modules_of_its_folder(ports: Path) -> None:
     (ports.parent / "main_port.py").write_text("from ports import right as build\n")
     assert invoke("check", f"{ports.parent / 'main_port.py'}:build", "--preset", "notes-lm").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["check"],
-        ["check", REFERENCE, "--command", "true"],
-        ["check", REFERENCE, "--preset", "gpt"],
-        ["check", REFERENCE, "--config", "no.json"],
-        ["check", REFERENCE, "--json", "/no/such/folder/x.json"],
-        ["compare", "no-bundle", "no-file"],
-        ["export", "gpt", "folder"],
-    ],
-)
-def test_invalid_input_is_refused_in_one_sentence(arguments: list[str]) -> None:
-    refused(invoke(*arguments))
-
-
-@pytest.mark.parametrize(
-    "arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["export"], ["check", "--no-such"]]
-)
-def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
-    assert invoke(*arguments).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -320,29 +225,23 @@ def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
-        (("check", REFERENCE, "--preset", "my.json"), "my.json is no preset; give a configuration by --config."),
-        (
-            ("describe", "/"),
-            "/ is no preset; expected the name of one, or a configuration in a file that ends in .json.",
-        ),
-    ],
-)
-def test_a_misplaced_argument_is_distinguished_from_a_missing_one(arguments: tuple[str, ...], message: str) -> None:
-    assert refused(invoke(*arguments)).startswith(message)
-
-
-def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
-    message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
-    assert "a hub's config.json is imported with its checkpoint" in message
-    (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
-    assert "imported already; check it by --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
-
-
 def test_an_error_on_every_preset_is_printed_once(ports: Path) -> None:
     message = refused(invoke("check", f"{ports}:falls"))
     assert message.startswith("build(config, parameters) raised RuntimeError")
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), [((), 0, "AGREES"), (("--config", "missing.json"), 2, "")])
+def test_a_program_reads_json_alone_from_standard_output(
+    ports: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    options = ("--preset", "notes-lm", "--logits-only", "--json", "-", *arguments)
+    command = [sys.executable, "-m", "transparity_conformance", "check", f"{ports}:right", *options]
+    variables = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
+    variables["TERM"] = "xterm-256color"
+    ended = subprocess.run(command, env=variables, cwd=ports.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert "\x1b" not in ended.stdout + ended.stderr and says in ended.stderr
+    if code:
+        assert (ended.stdout, ended.stderr) == ("", "There is no file missing.json.\n")
+    else:
+        assert json.loads(ended.stdout)[0]["verdict"] == "agrees"

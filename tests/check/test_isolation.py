@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.check.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
 from transparity_conformance import check, cli
@@ -20,101 +21,6 @@ from transparity_conformance.capabilities.stranger import PortError, PortProcess
 from transparity_conformance.running.loading import UsageError, load_port
 from transparity_conformance.running.process.isolation import checked_timeout
 from transparity_numpy.port import build as numpy_build
-
-RIGHT = """
-import os, signal, sys, time
-import numpy as np
-from transparity_conformance.running.loading import load_port
-from transparity_numpy.port import build as right
-
-def build(config, parameters):
-    forward = right(config, parameters, dtype="float32")
-    def port(**tokens):
-        return forward(**tokens)
-    return port
-"""
-
-
-def checked(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Check a port whose file begins as a right one and goes on with `source`."""
-    file = folder / "port.py"
-    file.write_text(RIGHT + source)
-    arguments = ["check", f"{file}:build", "--preset", "notes-lm", "--logits-only", *options]
-    command = [sys.executable, "-m", "transparity_conformance", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def failing(does: str) -> str:
-    """A port that does something in its forward pass."""
-    return f"""
-def build(config, parameters):
-    def port(**tokens):
-        {does}
-    return port
-"""
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        (failing("os._exit(0)"), "The port's process ended with the exit code 0 at forward"),
-        (failing("os.kill(os.getpid(), signal.SIGSEGV)"), "The port's process was killed by SIGSEGV at forward"),
-        (failing("sys.exit(0)"), "raised SystemExit: 0"),
-        (failing("raise KeyboardInterrupt"), "raised KeyboardInterrupt"),
-        (failing("raise type('PanicException', (BaseException,), {})('a panic')"), "raised PanicException: a panic"),
-        (failing("if os.fork() == 0: time.sleep(60)\n        os._exit(4)"), "ended with the exit code 4 at forward"),
-        (failing("return np.broadcast_to(np.float32(0), (10**6, 10**6))"), "its arrays have 4,000,000,000,000 bytes"),
-        ("class Panic(BaseException): pass\nraise Panic", "cannot be imported: Panic"),
-        ("os._exit(0)", "The port's process ended with the exit code 0 at loading the port"),
-        ("sys.exit(1)", "cannot be imported: SystemExit"),
-        ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
-        ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
-    ],
-)
-def test_a_port_that_ends_its_process_is_one_sentence_and_exit_code_2(
-    tmp_path: Path, source: str, sentence: str
-) -> None:
-    ended = checked(tmp_path, source)
-    assert ended.returncode == 2
-    assert sentence in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
-
-
-def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
-    source = failing("import subprocess; subprocess.Popen(['sleep', '777']); time.sleep(777)")
-    begin = time.monotonic()
-    ended = checked(tmp_path, source, "--timeout", "1.5")
-    assert ended.returncode == 2
-    assert "The port gave no answer to forward within 1.5 s and was stopped" in ended.stderr
-    assert time.monotonic() - begin < 30
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
-        (
-            "print('DIVERGES')\nimport warnings; warnings.simplefilter('error')\n"
-            "np.seterr(divide='raise', invalid='raise'); os.environ.clear(); os.chdir('/')"
-        ),
-    ],
-)
-def test_changes_of_its_own_process_do_not_reach_the_verdict(tmp_path: Path, source: str) -> None:
-    ended = checked(tmp_path, source)
-    assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
-    assert "AGREES" in ended.stdout
-    assert "DIVERGES" not in ended.stdout
-
-
-def test_a_wrong_port_that_patches_numpy_still_diverges(tmp_path: Path) -> None:
-    source = """
-np.abs = np.max = lambda *args, **named: np.float64(0)
-def build(config, parameters):
-    forward = right(config, parameters, dtype="float32")
-    return lambda **tokens: 1.01 * forward(**tokens)["logits"]
-"""
-    assert checked(tmp_path, source, "--budget", "0").returncode == 1
 
 
 def test_a_closed_output_is_no_verdict(tmp_path: Path) -> None:
@@ -154,29 +60,10 @@ def test_a_failure_of_the_checker_itself_is_no_verdict(
     assert last.startswith("transparity itself failed, which is no verdict (KeyError: 'a key')")
 
 
-def test_a_port_that_dies_late_ends_the_check_with_what_was_known(tmp_path: Path) -> None:
-    ended = checked(
-        tmp_path,
-        """
-def build(config, parameters):
-    forward = right(config, parameters, dtype="float32")
-    def port(**tokens):
-        return forward(**tokens)["logits"]
-    port.step = lambda *args, **named: os._exit(0)
-    return port
-""",
-    )
-    assert ended.returncode == 2
-    assert ended.stderr == (
-        "The port's process ended with the exit code 0 at step; expected an answer. "
-        "By then its forward pass was compared: it agrees.\n"
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "port.py"
-    file.write_text(RIGHT + failing(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
+    file.write_text(RIGHT + calling(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
     # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
@@ -193,7 +80,7 @@ def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.S
 
 def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:
     file = tmp_path / "isolated_port.py"
-    file.write_text(RIGHT + failing("os._exit(0)"))
+    file.write_text(RIGHT + calling("os._exit(0)"))
     build = load_port(f"{file}:build")
     with pytest.raises(PortProcessError, match="ended with the exit code 0"):
         check(build, preset="notes-lm", isolated=True)
@@ -268,7 +155,7 @@ def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:
 
 def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> None:
     file, started = tmp_path / "port.py", tmp_path / "started"
-    file.write_text(RIGHT + failing(f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
+    file.write_text(RIGHT + calling(f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
     command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (started.exists() and started.read_text()):

@@ -17,21 +17,19 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from typer.testing import CliRunner, Result
+from tests.check.test_hostile import invoke
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.checking.check import check
-from transparity_conformance.checking.testing import assert_conforms
+from transparity_conformance.checking.check import assert_conforms, check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loader.answers import taps_in
-from transparity_conformance.running.loader.hub import HubBuild
-from transparity_conformance.running.loader.inputs import framework_of
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.hub import HubBuild
+from transparity_conformance.running.inputs import framework_of
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.transformer import transformer
 
@@ -47,10 +45,6 @@ def of(name: str) -> Callable[..., Any]:
 
 def causes(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
-
-
-def invoke(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.mark.sampled(4)
@@ -172,33 +166,6 @@ def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) ->
     result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama", "--no-audit")
     assert result.exit_code == 0, result.output
     assert "the loader was not audited" in " ".join(result.stdout.split())
-    result = invoke("check", "--command", "true", "--audit")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("--audit builds a PORT many times")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["load", "--family", "gpt7"], "There is no family 'gpt7'; expected one of bart, bert"),
-        (["load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT alone"),
-        (["build", "--family", "llama"], "--family was given"),
-        (["neither", "--family", "llama"], f"{FILE}:neither takes 3 arguments; expected load(folder), with one, or"),
-        (["load_nothing", "--family", "llama"], "load(folder) returned None; expected a model, or a function"),
-        (["load_what_is_not_there", "--family", "llama"], "load(folder) raised FileNotFoundError"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(arguments: list[str], message: str) -> None:
-    result = invoke("check", f"{FILE}:{arguments[0]}", *arguments[1:])
-    assert result.exit_code == 2, result.output
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(message)
-
-
-def test_a_loader_that_is_given_as_a_build_is_told_what_to_add() -> None:
-    result = invoke("check", f"{FILE}:load")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "takes one argument, as a loader" in result.stderr and "--family NAME" in result.stderr
 
 
 def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.check.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW
 
 import transparity_pytorch.attention
 import transparity_pytorch.masks
 import transparity_pytorch.transformer
 from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.config.probe_sizes import feed_forward_width
 from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, probes, probes_of
+from transparity_conformance.oracle.probes import mixed_inputs, other_sizes, probe_parameters, probes, probes_of
 from transparity_conformance.oracle.reach.features import (
     active_changes,
     changed,
@@ -61,54 +63,8 @@ UNEXERCISED = {
 """Fields of presets and families that no single change in the forward pass can show."""
 
 
-def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Callable[..., Any]:
-    """A port whose logits are off by 1 % where `condition` of its configuration and tokens is true."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        forward = numpy_build(config, parameters)
-
-        def answer(**tokens: Any) -> Any:
-            logits = forward.logits(**tokens)
-            return logits * 1.01 if condition(config, tokens) else logits
-
-        return answer
-
-    return build
-
-
-def as_integers(dtype: Any) -> Callable[..., Any]:
-    """A port that keeps its tokens in integers of another kind."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        forward, size = numpy_build(config, parameters), config.vocab_size
-
-        def answer(**tokens: Any) -> Any:
-            return forward.logits(**{name: ids.astype(dtype).astype(int) % size for name, ids in tokens.items()})
-
-        return answer
-
-    return build
-
-
-def other_config(**fields: Any) -> Callable[..., Any]:
-    """A port that takes some fields of its configuration to be others."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        return numpy_build(dataclasses.replace(config, **fields), parameters).logits
-
-    return build
-
-
 def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
     return pytorch_build(config, parameters).logits
-
-
-def length(tokens: Arrays) -> int:
-    return max(ids.shape[1] for ids in tokens.values())
-
-
-def batch(tokens: Arrays) -> int:
-    return len(next(iter(tokens.values())))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -157,62 +113,18 @@ def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_i
     assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("name", ["notes-lm", "translation"])
-@pytest.mark.parametrize(
-    "condition",
-    [
-        *[lambda config, tokens, n=n: length(tokens) == n for n in (4, 16, 17, 33, 129)],
-        lambda config, tokens: length(tokens) > 512,
-        *[lambda config, tokens, n=n: batch(tokens) == n for n in (1, 2, 3, 5, 13)],
-        lambda config, tokens: config.head_dim > 16,
-        lambda config, tokens: config.num_heads > 8,
-        lambda config, tokens: config.embed_dim % 4,
-        lambda config, tokens: any((ids == config.vocab_size - 1).any() for ids in tokens.values()),
-    ],
-)
-def test_behaviour_that_depends_on_sizes_diverges(name: str, condition: Callable[..., Any]) -> None:
-    report = check(wrong_when(condition), name, budget=0)
-    assert report.verdict == "diverges"
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
-def test_tokens_in_narrow_integers_diverge(dtype: Any) -> None:
-    report = check(as_integers(dtype), "notes-lm", budget=0)
-    assert report.verdict == "diverges" and "vocabulary" in report.faults[0].probe
-
-
-def test_a_first_wrong_length_between_powers_of_two_is_found() -> None:
-    report = check(wrong_when(lambda config, tokens: length(tokens) >= 100), "notes-lm", budget=0)
-    assert any("right up to length 99, wrong from length 100 on" in note for note in report.notes)
-
-
-LONG: dict[str, tuple[TransformerConfig, dict[str, Any]]] = {
-    "window": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": None}),
-    "off by one": (dataclasses.replace(CASES["qwen"], max_length=200, sliding_window=70), {"sliding_window": 71}),
-    "buckets": (
-        dataclasses.replace(CASES["t5"], max_length=300, relative_buckets=32, relative_max_distance=128),
-        {"relative_max_distance": 64},
-    ),
-    "original length": (
-        dataclasses.replace(CASES["llama"], max_length=300, rotary_original_length=256),
-        {"rotary_scaling": "none"},
-    ),
-    "max_length": (dataclasses.replace(CASES["gpt-j"], max_length=300), {}),
+LONG = {
+    "window": WINDOW,
+    "buckets": BUCKETS,
+    "original length": ORIGINAL_LENGTH,
+    "max_length": dataclasses.replace(CASES["gpt-j"], max_length=300),
 }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["window", "off by one", "buckets", "original length"])
-def test_a_threshold_of_the_asked_configuration_is_crossed(name: str) -> None:
-    config, fields = LONG[name]
-    assert check(other_config(**fields), config=config, budget=0).verdict == "diverges"
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LONG)
 def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
-    config, _ = LONG[name]
+    config = LONG[name]
     report = check(logits_only, config=config)
     assert report.verdict == "agrees", as_text([report])
     assert report.coverage.lengths[-1] == config.max_length and report.coverage.batches[:3] == (1, 2, 3)
@@ -225,41 +137,6 @@ def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
     assert report.verdict == "inconclusive"
     assert report.coverage.untested == ("sliding_window = 6000", "window_kind = sliding")
     assert "sliding_window = 6000" in as_text([report])
-
-
-def of_fixed_sizes(refuses: str) -> Callable[..., Any]:
-    """A port for no more than 24 features or 31 tokens, which it says at once, when it is called, or when it is called
-    with several tokens."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-        fits = config.embed_dim == 24 and config.num_heads == 3
-        if refuses == "to be built" and not fits:
-            raise ValueError("24 features and 3 heads, please")
-        forward = numpy_build(config, parameters)
-
-        def answer(**tokens: Any) -> Any:
-            if not fits and (refuses == "to be called" or tokens["tokens"].size > 1):
-                raise ValueError("24 features and 3 heads, please")
-            return forward.logits(**tokens)
-
-        return answer
-
-    return build
-
-
-@pytest.mark.parametrize("refuses", ["to be built", "to be called"])
-def test_a_port_that_refuses_other_sizes_agrees_within_its_own(refuses: str) -> None:
-    report = check(of_fixed_sizes(refuses), "notes-lm")
-    assert report.verdict == "agrees"
-    assert any("wide" in line and "please" in line for line in report.not_compared)
-    assert any("probe square" in line for line in report.not_compared)
-    assert "head_dim 8" in report.coverage.sizes
-
-
-def test_a_port_that_answers_one_token_of_other_sizes_and_fails_on_more_is_inconclusive() -> None:
-    report = check(of_fixed_sizes("several tokens"), "notes-lm")
-    assert report.verdict == "inconclusive"
-    assert any("wide" in line and "please" in line for line in report.coverage.untested)
 
 
 @pytest.mark.sampled(18)
@@ -304,7 +181,7 @@ def test_a_field_that_is_not_read_changes_no_logits(name: str) -> None:
 def test_the_budget_of_a_call_is_finite_and_far_below_its_logits() -> None:
     for model in (
         *reach_of_preset("pre-norm"),
-        *reach_of(LONG["window"][0], probes_of(LONG["window"][0], "")["mixed"].parameters),
+        *reach_of(WINDOW, probes_of(WINDOW, "")["mixed"].parameters),
     ):
         for probe in model.probes:
             assert 0 < 1000 * probe.budget("float32") < np.abs(probe.oracle.expected["logits"]).max()
@@ -365,3 +242,13 @@ def test_the_calls_with_every_token_have_each_of_them(size: int) -> None:
     for name in config.input_names:
         seen = {int(token) for probe in found for token in probe.inputs[name].ravel()}
         assert seen == set(range(size + 3)) - {config.pad_id}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *CASES])
+def test_other_sizes_can_be_made_of_every_system(name: str) -> None:
+    config = preset(name).resized() if name in PRESETS else CASES[name]
+    square, *others = other_sizes(config)
+    assert square.embed_dim == square.attention_dim
+    assert square.feed_forward_dim == (square.embed_dim if config.feed_forward_dim else 0)
+    for other in others:
+        assert other.feed_forward_dim == feed_forward_width(config, other.embed_dim)

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.looping import for_each
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
@@ -66,8 +66,8 @@ def names(column: str, file: str) -> list[str]:
     return [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("file", MIRRORED)
-@pytest.mark.parametrize("column", ["pytorch", "flax"])
+@for_each("file", MIRRORED)
+@for_each("column", ["pytorch", "flax"])
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
     assert specified, f"{file}.py of the reference defines nothing"
@@ -78,7 +78,7 @@ def test_the_plans_of_both_frameworks_hold_the_same_names_in_the_same_order() ->
     assert names("pytorch", SHARDED[0]) == names("flax", SHARDED[0]) == ["placed", "plan", "report"]
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@for_each("column", COLUMNS)
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     paths = [file.relative_to(COLUMNS[column]).with_suffix("") for file in COLUMNS[column].rglob("*.py")]
     files = [".".join(path.parts) for path in paths if path.name != "__init__"]

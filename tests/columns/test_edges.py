@@ -1,10 +1,8 @@
-"""At the edges of arithmetic, in every backend: draws next to 1, half precision, numbers too small or too large for it,
-and distances at which a bucket begins."""
+"""At the edges of arithmetic, in every backend: draws next to 1, half precision, numbers too small or too large."""
 
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -56,27 +54,6 @@ def test_a_low_temperature_draws_the_likeliest(harness: Harness, dtype: str, tem
 def test_a_temperature_that_no_float32_divides_by_is_refused() -> None:
     with pytest.raises(TransparityError, match=r"^temperature is 1e-40; it should be"):
         Sampling(temperature=1e-40)
-
-
-def bucket(distance: int, buckets: int, most: int, both: bool) -> int:
-    """By whole numbers alone: bucket exact + j begins where (distance / exact)^(n − exact) is (most / exact)^j."""
-    first, count = (buckets // 2 * (distance > 0), buckets // 2) if both else (0, buckets)
-    away, exact = abs(distance) if both else max(0, -distance), count // 2
-    if away < exact:
-        return first + away
-    steps = count - exact
-    begun = [j for j in range(steps) if Fraction(away, exact) ** steps >= Fraction(most, exact) ** j]
-    return first + exact + begun[-1]
-
-
-@pytest.mark.parametrize(
-    ("buckets", "most"), [(4, 200), (16, 288), (32, 25), (8, 400), (10, 160), (12, 17), (32, 128)], ids=str
-)
-@pytest.mark.parametrize("both", [False, True])
-def test_a_bucket_begins_where_it_should(harness: Harness, buckets: int, most: int, both: bool) -> None:
-    distances = np.arange(-most - 30, most + 31)
-    found = as_numbers(harness.function("positions.relative_buckets")(distances, buckets, most, both=both))
-    assert found.tolist() == [bucket(int(distance), buckets, most, both) for distance in distances]
 
 
 def test_rounding_keeps_the_smallest_numbers(backend: Backend) -> None:

@@ -66,7 +66,6 @@ def likeliest(
     return max((score_of(config, parameters, prompt, tokens, power), tokens) for tokens in ended)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("power", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_enough_beams_find_what_is_likeliest_of_all(seed: int, power: float) -> None:

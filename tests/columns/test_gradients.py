@@ -14,7 +14,7 @@ from transparity.protocol import Backend
 from transparity.training import Training
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of
-from transparity_conformance.oracle.differentiation.training import training_oracle
+from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference, share
 
@@ -40,7 +40,6 @@ def test_what_the_loss_does_not_depend_on_has_a_gradient_of_zero(differentiating
     assert gradients["head.weight"].any()
 
 
-@pytest.mark.sampled(2)
 def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
     config = dataclasses.replace(preset("notes-lm").resized(num_decoder_layers=1), norm="batch")
     parameters = probe_parameters(config, 1)

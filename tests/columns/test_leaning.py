@@ -20,7 +20,6 @@ from transparity_numpy.transformer import transformer
 WITH_LOGITS = [case for case, config in CASES.items() if config.head == "logits"]
 
 
-@pytest.mark.sampled(18)
 @pytest.mark.parametrize("case", WITH_LOGITS)
 def test_every_parameter_leans_by_its_own_direction(case: str) -> None:
     config = CASES[case]

@@ -50,7 +50,6 @@ def apart(backend: Backend, case: str, dtype: str, config: Any = None) -> tuple[
     return float(np.abs(said[0][:, PADDING:] - said[1]).max()), sum(budgets)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", SHIFTED)
 def test_padding_on_the_left_makes_no_difference(backend: Backend, case: str, dtype: str) -> None:
@@ -63,7 +62,6 @@ def test_it_does_where_positions_count_what_is_hidden(backend: Backend) -> None:
     assert error > 1e6 * budget
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", SHIFTED)
 def test_a_cache_hides_what_the_mask_hides(backend: Backend, case: str) -> None:
     config, (tokens, mask) = SHIFTED[case], padded(1)

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import jaxtyping
-import pytest
+from tests.looping import for_each
 
 from transparity import axes
 from transparity.axes import LEGEND
@@ -29,7 +29,7 @@ def words_of_column(column: str) -> set[str]:
     return set().union(*(words(file.read_text()) for file in (ROOT / column).rglob("*.py")))
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@for_each("column", COLUMNS)
 def test_every_dimension_is_in_the_legend(column: str) -> None:
     found = words_of_column(column)
     assert "embed_dim" in found, "no shapes were found"

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity import TransformerConfig, preset
 from transparity.config import FIELD_TYPES
@@ -39,56 +40,31 @@ def refusal(**fields: Any) -> str:
     return message
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "8", True, [8], math.nan, 10**30, np.ones((2, 2))], ids=repr)
-@pytest.mark.parametrize("field", WHOLE_NUMBERS)
-def test_a_size_that_is_no_whole_number_in_reach(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).startswith(f"{field} is ")
+NONE_OF: tuple[tuple[list[str], list[Any], str], ...] = (
+    (WHOLE_NUMBERS, [-1, 1.5, "8", True, [8], math.nan, 10**30, np.ones((2, 2))], ""),
+    (["max_length", "embed_dim", "num_heads", "image_channels", "source_vocab_size"], [0], "0; it should be between 1"),
+    (OPTIONAL, [0, -1, 1.5, "8", True], ""),
+    (LISTS, [3.0, "1", [0.0], [-1.0], ["1"], [math.inf], [math.nan], [True], [[1.0]]], ""),
+    (CAPS, [0.0, -1.0, "1", math.inf, math.nan, True], "a finite number > 0."),
+    (CHOICES, ["no such choice", None, 1, ["layer"], np.ones((2, 2))], ""),
+    (SWITCHES, [None, 1, "yes", [True]], "it should be true or false."),
+    (NUMBERS, [None, "0.1", math.nan, math.inf, True, [0.1]], ""),
+    (["layer_types"], ["full", [1], [""], [None], {"a": 1}, 3], ""),
+)
+"""Fields of one type, values that none of them can have, and what the refusal says besides the field and the value."""
 
 
-@pytest.mark.parametrize("field", ["max_length", "embed_dim", "num_heads", "image_channels", "source_vocab_size"])
-def test_a_size_of_zero(field: str) -> None:
-    assert refusal(**{field: 0}).startswith(f"{field} is 0; it should be between 1 and ")
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True], ids=repr)
-@pytest.mark.parametrize("field", OPTIONAL)
-def test_a_size_that_may_be_absent_and_is_none(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).startswith(f"{field} is ")
-
-
-@pytest.mark.parametrize("value", [3.0, "1", [0.0], [-1.0], ["1"], [math.inf], [math.nan], [True], [[1.0]]], ids=repr)
-@pytest.mark.parametrize("field", LISTS)
-def test_a_list_of_anything_but_positive_numbers(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).startswith(f"{field} is ")
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, "1", math.inf, math.nan, True], ids=repr)
-@pytest.mark.parametrize("field", CAPS)
-def test_a_cap_that_is_no_positive_number(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).endswith("a finite number > 0.")
-
-
-@pytest.mark.parametrize("value", ["no such choice", None, 1, ["layer"], np.ones((2, 2))], ids=repr)
-@pytest.mark.parametrize("field", CHOICES)
-def test_a_choice_that_is_not_offered(field: str, value: Any) -> None:
+@for_each(
+    ("field", "value", "says"),
+    [(field, value, says) for fields, values, says in NONE_OF for field in fields for value in values],
+)
+def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> None:
     message = refusal(**{field: value})
-    assert message.startswith(f"{field} is ")
-    assert getattr(CONFIG, field) in message, "the choices are listed"
+    assert message.startswith(f"{field} is ") and says in message
+    assert field not in CHOICES or getattr(CONFIG, field) in message, "the choices are listed"
 
 
-@pytest.mark.parametrize("value", [None, 1, "yes", [True]], ids=repr)
-@pytest.mark.parametrize("field", SWITCHES)
-def test_a_switch_that_is_neither_on_nor_off(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).endswith("it should be true or false.")
-
-
-@pytest.mark.parametrize("value", [None, "0.1", math.nan, math.inf, True, [0.1]], ids=repr)
-@pytest.mark.parametrize("field", NUMBERS)
-def test_a_number_that_is_none(field: str, value: Any) -> None:
-    assert refusal(**{field: value}).startswith(f"{field} is ")
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "says"),
     [
         ({"norm_eps": -1e-5}, "norm_eps is -1e-05; it should be a finite number ≥ 0."),
@@ -131,7 +107,6 @@ def test_a_number_that_is_none(field: str, value: Any) -> None:
         ({"bos_id": 99}, "bos_id is 99, outside the vocabulary of 31 tokens."),
         ({"eos_id": -1}, "eos_id is -1; it should be between 0 and"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_fields_that_do_not_go_together_or_are_out_of_range(fields: dict[str, Any], says: str) -> None:
     assert refusal(**fields).startswith(says)
@@ -141,7 +116,7 @@ def test_the_quoted_value_is_short() -> None:
     assert len(refusal(norm="x" * 10_000)) < 150
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("", "The configuration is not JSON"),
@@ -156,7 +131,6 @@ def test_the_quoted_value_is_short() -> None:
             "The configuration is not JSON: a field is repeated",
         ),
     ],
-    ids=lambda text: text[:30],
 )
 def test_json_that_is_no_configuration(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -165,13 +139,13 @@ def test_json_that_is_no_configuration(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["no-such-preset", None, ["walkthrough"]], ids=repr)
+@for_each("name", ["no-such-preset", None, ["walkthrough"]])
 def test_a_preset_that_does_not_exist(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"^There is no preset .*; the presets are walkthrough, .*\.$"):
         preset(name)
 
 
-@pytest.mark.parametrize("value", ["x", None, 0, 2.5], ids=repr)
+@for_each("value", ["x", None, 0, 2.5])
 def test_a_size_that_resized_cannot_use(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^embed_dim is "):
         CONFIG.resized(embed_dim=value)
@@ -195,12 +169,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         dataclasses.replace(decoder, source_vocab_size=7, target_vocab_size=7, shared_embedding=True)
 
 
-@pytest.mark.parametrize("types", ["full", [1], [""], [None], {"a": 1}, 3], ids=repr)
-def test_kinds_of_layers_that_are_no_names(types: Any) -> None:
-    assert refusal(layer_types=types).startswith("layer_types is ")
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("overrides", "says"),
     [
         ("full", "layer_overrides is 'full'; it should be {kind: {field: value}}"),

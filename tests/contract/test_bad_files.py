@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.looping import for_each
 
 from transparity import initialize_parameters, load_parameters, preset, save_parameters
 from transparity.errors import ParameterError
@@ -32,7 +32,7 @@ def one_tensor(dtype: str, size: int) -> bytes:
     return safetensors({"head.bias": {"dtype": dtype, "shape": [1], "data_offsets": [0, size]}}, bytes(size))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         b"",
@@ -44,7 +44,6 @@ def one_tensor(dtype: str, size: int) -> bytes:
         safetensors({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 8]}}, bytes(8)),
         safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, bytes(8)),
     ],
-    ids=["empty", "short", "text", "pickle", "endless header", "short data", "overflow", "backwards"],
 )
 def test_a_file_that_is_not_safetensors(tmp_path: Path, refused: Refused, content: bytes) -> None:
     path = tmp_path / "parameters.safetensors"
@@ -53,7 +52,7 @@ def test_a_file_that_is_not_safetensors(tmp_path: Path, refused: Refused, conten
         load_parameters(path)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.999])
+@for_each("share", [0.001, 0.1, 0.5, 0.999])
 def test_a_file_that_was_cut_off(tmp_path: Path, refused: Refused, share: float) -> None:
     path = tmp_path / "parameters.safetensors"
     save_parameters(path, PARAMETERS)
@@ -62,7 +61,7 @@ def test_a_file_that_was_cut_off(tmp_path: Path, refused: Refused, share: float)
         load_parameters(path, CONFIG)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("BF16", 2), ("F8_E4M3", 1), ("I32", 4), ("BOOL", 1)])
+@for_each(("dtype", "size"), [("BF16", 2), ("F8_E4M3", 1), ("I32", 4), ("BOOL", 1)])
 def test_a_tensor_of_a_dtype_that_parameters_do_not_have(
     tmp_path: Path, refused: Refused, dtype: str, size: int
 ) -> None:
@@ -95,7 +94,7 @@ def test_a_file_of_another_configuration(tmp_path: Path, refused: Refused) -> No
         load_parameters(path, CONFIG.resized(num_decoder_layers=2))
 
 
-@pytest.mark.parametrize("value", [np.ones(3, int), np.ones(3, complex), "text"], ids=repr)
+@for_each("value", [np.ones(3, int), np.ones(3, complex), "text"])
 def test_what_is_no_parameter_is_not_saved(tmp_path: Path, refused: Refused, value: Any) -> None:
     with refused(ParameterError, "Parameter 'head.bias' has the dtype "):
         save_parameters(tmp_path / "parameters.safetensors", {"head.bias": value})

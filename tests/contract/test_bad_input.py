@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity import initialize_parameters, preset
 from transparity.errors import BackendError, ConfigError, InputError, ParameterError
@@ -52,7 +53,7 @@ def test_a_parameter_is_extra(backend: Backend, refused: Refused) -> None:
         backend(CONFIG, PARAMETERS | {"head.wieght": WEIGHT})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "says"),
     [
         (WEIGHT.T, "has the shape (24, 31), not (31, 24) (it looks transposed)."),
@@ -70,7 +71,6 @@ def test_a_parameter_is_extra(backend: Backend, refused: Refused) -> None:
         ([[1.0], [2.0, 3.0]], "is [[1.0], [2.0, 3.0]]; expected an array (setting an array element with a sequence)."),
         (Unreadable(), "is <"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_parameter_is_not_as_it_should_be(backend: Backend, refused: Refused, value: Any, says: str) -> None:
     with refused(ParameterError, f"Parameter 'head.weight' {says}"):
@@ -85,32 +85,30 @@ def test_a_running_variance_is_negative(backend: Backend, refused: Refused) -> N
         backend(config, parameters)
 
 
-@pytest.mark.parametrize("parameters", [None, 3, [("head.bias", 0.0)], "head.bias"], ids=repr)
+@for_each("parameters", [None, 3, [("head.bias", 0.0)], "head.bias"])
 def test_the_parameters_are_not_arrays_by_name(backend: Backend, refused: Refused, parameters: Any) -> None:
     with refused(ParameterError, "The parameters are "):
         backend(CONFIG, parameters)
 
 
-@pytest.mark.parametrize("config", [None, "translation", CONFIG.as_dict()], ids=lambda config: type(config).__name__)
+@for_each("config", [None, "translation", CONFIG.as_dict()])
 def test_the_configuration_is_none(backend: Backend, refused: Refused, config: Any) -> None:
     with refused(ConfigError, "The configuration is "):
         backend(config, PARAMETERS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("choice", "value"),
     [("dtype", "float8"), ("dtype", np.float32), ("device", "abacus"), ("device", None), ("mode", "fast"), ("mode", 1)],
-    ids=str,
 )
 def test_a_choice_is_not_offered(backend: Backend, refused: Refused, choice: str, value: Any) -> None:
     with refused(BackendError, f"{choice} is "):
         backend(CONFIG, PARAMETERS, **{choice: value})
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("fast", [False, True], ids=["traced", "fast"])
-@pytest.mark.parametrize("name", ["source", "target"])
-@pytest.mark.parametrize(
+@for_each("fast", [False, True])
+@for_each("name", ["source", "target"])
+@for_each(
     ("tokens", "says"),
     [
         ([[1, 2], [3, 99]], "[1, 1] is 99, outside the vocabulary of 3"),
@@ -129,7 +127,6 @@ def test_a_choice_is_not_offered(backend: Backend, refused: Refused, choice: str
         ("ab", " has the shape (); expected (batch, length)."),
         (Unreadable(), " is <"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_tokens_that_no_model_can_read(
     forward: Forward, refused: Refused, name: str, tokens: Any, says: str, fast: bool
@@ -139,11 +136,7 @@ def test_tokens_that_no_model_can_read(
         (forward.logits if fast else forward)(**inputs)
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [{}, {"source": SOURCE}, {"tokens": SOURCE}, {"source": SOURCE, "target": TARGET, "mask": SOURCE}],
-    ids=lambda inputs: "+".join(inputs) or "nothing",
-)
+@for_each("inputs", [{}, {"source": SOURCE}, {"tokens": SOURCE}, {"source": SOURCE, "target": TARGET, "mask": SOURCE}])
 def test_inputs_by_other_names(forward: Forward, refused: Refused, inputs: dict[str, Any]) -> None:
     given = ", ".join(sorted(inputs)) or "nothing"
     with refused(InputError, f"forward was given {given}; for this encoder-decoder it takes source, target."):
@@ -155,7 +148,7 @@ def test_a_source_for_each_target(forward: Forward, refused: Refused) -> None:
         forward(source=SOURCE[:1], target=TARGET)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("targets", "says"),
     [
         (TARGET[:, :1], "targets has the shape (2, 1); expected that of target, (2, 2)."),
@@ -165,14 +158,13 @@ def test_a_source_for_each_target(forward: Forward, refused: Refused) -> None:
         (TARGET * 1.0, "targets has the dtype float64; expected integers."),
         (None, "targets has the shape (); expected (batch, length)."),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, targets: Any, says: str) -> None:
     with refused(InputError, says):
         forward.loss(targets, source=SOURCE, target=TARGET)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "says"),
     [
         ({"prompt": TARGET[:1]}, "prompt has 1 rows and source 2; expected as many."),
@@ -186,7 +178,6 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, 
         ({"uniforms": np.ones((2, 3))}, "uniforms go from 1.0 to 1.0; expected at least 0 and less than 1."),
         ({"uniforms": np.full((2, 3), np.nan)}, "uniforms go from nan to nan; expected at least 0"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_generation_from_nothing_sensible(
     forward: Forward, refused: Refused, arguments: dict[str, Any], says: str

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.looping import for_each
 
 from transparity import PRESETS, TransformerConfig, departures, preset
 from transparity.config import DropoutPlace
@@ -123,7 +124,7 @@ def test_a_configuration_is_a_key() -> None:
     assert len({preset(name) for name in PRESETS} | {preset(name) for name in PRESETS}) == len(PRESETS)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_resized_changes_sizes_alone(name: str) -> None:
     config, small = preset(name), preset(name).resized()
     sizes = {"source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "num_heads", "feed_forward_dim"}
@@ -134,7 +135,7 @@ def test_resized_changes_sizes_alone(name: str) -> None:
     assert small.num_heads > 1
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_resized_tells_axes_apart(name: str) -> None:
     small = preset(name).resized()
     sizes = [small.max_length, small.embed_dim, small.num_heads, small.head_dim]
@@ -142,7 +143,7 @@ def test_resized_tells_axes_apart(name: str) -> None:
     assert len(set(sizes)) == len(sizes)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_resized_takes_sizes_by_name(name: str) -> None:
     small = preset(name).resized(embed_dim=20, num_heads=5, max_length=7, dropout=0.5)
     assert (small.embed_dim, small.num_heads, small.max_length, small.dropout) == (20, 5, 7, 0.5)
@@ -197,13 +198,13 @@ DEPARTS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field in DEPARTS for value in DEPARTS[field]])
+@for_each(("field", "value"), [(field, value) for field in DEPARTS for value in DEPARTS[field]])
 def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any) -> None:
     changes: dict[str, Any] = {field: value}
     assert len(departures(dataclasses.replace(PAPER, **changes))) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "scale", "masked"),
     [
         ({}, 1 / 4, -100.0),
@@ -213,7 +214,6 @@ def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any
         ({"mask_order": "before-scale"}, 1 / 4, -25.0),
         ({"mask_order": "before-scale", "attention_scale": "embed_dim"}, 1 / 8, -12.5),
     ],
-    ids=lambda value: ", ".join(value) or "default" if isinstance(value, dict) else None,
 )
 def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     fields: dict[str, Any], scale: float, masked: float

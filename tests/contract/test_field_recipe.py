@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.looping import for_each
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.config import transformer_config as config_file
@@ -55,7 +56,7 @@ NO_FAULT = {
 }
 """Fields about which the catalogue has no fault, with the reason."""
 
-CASES_FILE = "conformance/transparity_conformance/oracle/cases.py"
+CASES_FILE = "conformance/transparity_conformance/oracle/cases.json"
 CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
 
 IN_NO_CASE = {
@@ -74,7 +75,7 @@ IN_NO_CASE = {
 }
 """Fields that have their default in every preset and case, with the reason."""
 
-each_field = pytest.mark.parametrize("field", FIELD_TYPES)
+each_field = for_each("field", FIELD_TYPES)
 
 
 @cache
@@ -137,7 +138,6 @@ def drawn() -> dict[str, set[object]]:
     return values
 
 
-@pytest.mark.sampled(2)
 @each_field
 def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[object]]) -> None:
     if field in NOT_DRAWN:
@@ -149,7 +149,7 @@ def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[ob
 
 
 @each_field
-@pytest.mark.parametrize("column", COLUMNS)
+@for_each("column", COLUMNS)
 def test_a_column_reads_every_field(column: str, field: str) -> None:
     # NumPy's functions go by the parameters that there are, the frameworks' modules make them.
     contract = (*READ_FOR_ALL, "parameters.py") if column.endswith("numpy") else READ_FOR_ALL

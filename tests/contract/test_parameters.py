@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity import (
     PRESETS,
@@ -74,7 +75,7 @@ def test_a_file_keeps_the_orientation_of_a_transposed_view(tmp_path: Path) -> No
     assert np.array_equal(loaded["head.weight"], parameters["head.weight"])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@for_each("dtype", ["float16", "float32", "float64"])
 def test_a_file_keeps_the_dtype(dtype: str, tmp_path: Path) -> None:
     parameters = {name: value.astype(dtype) for name, value in numbered(CONFIGS["notes-lm"]).items()}
     save_parameters(tmp_path / "parameters.safetensors", parameters)
@@ -118,7 +119,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("dtype", ["float32", "float64"])
 def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Backend, dtype: str) -> None:
     config = CONFIGS["notes-lm"]
     parameters = {name: _aligned(value.astype(dtype)) for name, value in numbered(config).items()}
@@ -130,7 +131,6 @@ def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Ba
     assert all(np.array_equal(as_numbers(after[name]), value) for name, value in before.items())
 
 
-@pytest.mark.sampled(2)
 @each_config
 def test_the_taps_have_the_shapes_that_they_are_said_to_have(config: TransformerConfig, backend: Backend) -> None:
     lengths = dict(zip(config.input_names, (7, 5), strict=False))

@@ -9,9 +9,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
+from tests.looping import for_each
 
 from transparity import load_parameters, preset
 from transparity.errors import TransparityError
@@ -110,59 +112,46 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_that_no_file_has(tmp_path: Path, read: Callable[[Path], object], name: str) -> None:
+@for_each(("read", "name"), product(READERS, NAMES))
+def test_a_name_that_no_file_has(tmp_path: Path, read: str, name: str) -> None:
     (tmp_path / "file").touch()
-    refusal_at_once(lambda: read(tmp_path / name))
+    refusal_at_once(lambda: READERS[read](tmp_path / NAMES[name]))
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@for_each("name", NAMES.values())
 def test_outputs_under_a_name_that_no_file_has(tmp_path: Path, written: tuple[Path, Bundle], name: str) -> None:
     refusal_at_once(lambda: read_actual(tmp_path / name, written[1]))
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("make", MAKERS)
-def test_something_else_where_a_file_is_read(
-    tmp_path: Path, read: Callable[[Path], object], make: Callable[[Path], None]
-) -> None:
+@for_each(("read", "make"), product(READERS, MAKERS))
+def test_something_else_where_a_file_is_read(tmp_path: Path, read: str, make: Callable[[Path], None]) -> None:
     for ending in ("", ".json", ".py"):
         make(tmp_path / f"it{ending}")
-    refusal_at_once(lambda: read(tmp_path / "it"))
+    refusal_at_once(lambda: READERS[read](tmp_path / "it"))
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_something_else_where_outputs_are_read(
-    tmp_path: Path, written: tuple[Path, Bundle], make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "actual.safetensors")
-    refusal_at_once(lambda: read_actual(tmp_path / "actual.safetensors", written[1]))
-
-
-@pytest.mark.parametrize("name", ["manifest.json", *FILES])
-@pytest.mark.parametrize("make", MAKERS)
-def test_something_else_in_a_bundle(
+@for_each(("name", "make"), product(["actual.safetensors", "manifest.json", *FILES], MAKERS))
+def test_something_else_in_a_bundle_or_for_its_outputs(
     tmp_path: Path, written: tuple[Path, Bundle], make: Callable[[Path], None], name: str
 ) -> None:
     copy = Path(shutil.copytree(written[0], tmp_path / "copy"))
-    (copy / name).unlink()
+    (copy / name).unlink(missing_ok=True)
     make(copy / name)
-    refusal_at_once(lambda: read_bundle(copy))
+    is_output = name == "actual.safetensors"
+    refusal_at_once(lambda: read_actual(copy / name, written[1]) if is_output else read_bundle(copy))
 
 
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [
-        ("config.json", {}),
-        ("model.safetensors", {"config.json": GPT2}),
-        ("other.safetensors", {"config.json": GPT2}),
-        ("model.safetensors.index.json", {"config.json": GPT2}),
-        ("part.safetensors", {"config.json": GPT2, "model.safetensors.index.json": INDEX}),
-    ],
-    ids=["configuration", "weights", "the only weights", "index", "part"],
+CHECKPOINTS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("config.json", {}),
+    ("model.safetensors", {"config.json": GPT2}),
+    ("other.safetensors", {"config.json": GPT2}),
+    ("model.safetensors.index.json", {"config.json": GPT2}),
+    ("part.safetensors", {"config.json": GPT2, "model.safetensors.index.json": INDEX}),
 )
-@pytest.mark.parametrize("make", MAKERS)
+"""A file of a checkpoint, and the files beside it."""
+
+
+@for_each(("name", "others", "make"), [(*each, make) for each, make in product(CHECKPOINTS, MAKERS)])
 def test_something_else_in_a_checkpoint(
     tmp_path: Path, make: Callable[[Path], None], name: str, others: dict[str, str]
 ) -> None:
@@ -172,22 +161,20 @@ def test_something_else_in_a_checkpoint(
     refusal_at_once(lambda: import_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "part", ["/etc/passwd", "../part", "..", ".", "", "x" * 300, "a\0b", "\ud800", "a/b"], ids=ascii
-)
+@for_each("part", ["/etc/passwd", "../part", "..", ".", "", "x" * 300, "a\0b", "\ud800", "a/b"])
 def test_an_index_names_files_beside_it_alone(tmp_path: Path, part: str) -> None:
     (tmp_path / "config.json").write_text(GPT2)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": part}}))
     refusal_at_once(lambda: import_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("make", [pipe, folder, loop, listening])
+@for_each("make", [pipe, folder, loop, listening])
 def test_a_report_is_not_written_to_something_else(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "it")
     refusal_at_once(lambda: check_writable(tmp_path / "it"))
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"surrogate"}))
+@for_each("name", sorted({*NAMES} - {"surrogate"}))
 def test_a_report_is_not_written_under_an_impossible_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     refusal_at_once(lambda: check_writable(tmp_path / NAMES[name]))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.looping import for_each
 
 from transparity import TransformerConfig, initialize_parameters, load_parameters, preset
 from transparity.errors import ConfigError, TransparityError
@@ -45,10 +46,10 @@ LARGEST = 2**31 - 1
 
 def refusal_at_once(error: type[TransparityError], read: Callable[[], object]) -> str:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(error) as caught:
         read()
-    assert time.perf_counter() - began < SECONDS
+    assert time.process_time() - began < SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MEGABYTES
     message = str(caught.value)
     assert message.isprintable()
@@ -70,7 +71,7 @@ TOO_LARGE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", TOO_LARGE.values(), ids=TOO_LARGE)
+@for_each("fields", TOO_LARGE.values())
 def test_a_check_that_no_machine_has_memory_for(tmp_path: Path, fields: dict[str, Any]) -> None:
     config = dataclasses.replace(TINY, **fields)
     says = refusal_at_once(ConfigError, lambda: probes_of(config, "config"))
@@ -94,7 +95,7 @@ def test_the_limit_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fits("It", 999, ConfigError)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("count", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (23_456_789, "23.5 MB"), (10**30, "1e+06 YB")],
 )
@@ -102,7 +103,7 @@ def test_bytes_as_text(count: int, text: str) -> None:
     assert in_bytes(count) == text
 
 
-@pytest.mark.parametrize("preset_name", ["walkthrough", "translation", "notes-lm"])
+@for_each("preset_name", ["walkthrough", "translation", "notes-lm"])
 def test_what_is_usual_fits(preset_name: str) -> None:
     assert probes_of(preset(preset_name).resized(), preset_name)
 
@@ -153,14 +154,14 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("field", NUMBERS)
+@for_each("field", NUMBERS)
 def test_an_absurd_number_in_a_checkpoint(tmp_path: Path, field: str) -> None:
     folder = checkpoint(tmp_path, LLAMA | {field: NUMBERS[field]})
     refusal_at_once(CheckpointError, lambda: import_checkpoint(folder))
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "1" * 5000, "1" * 4000, '"1"', "true", "[1]"])
-@pytest.mark.parametrize("field", ["rope_theta", "hidden_size"])
+@for_each("number", ["1e400", "-1e400", "NaN", "Infinity", "1" * 5000, "1" * 4000, '"1"', "true", "[1]"])
+@for_each("field", ["rope_theta", "hidden_size"])
 def test_a_number_that_is_none(tmp_path: Path, field: str, number: str) -> None:
     text = json.dumps(LLAMA | {field: "HERE"}).replace('"HERE"', number)
     refusal_at_once(TransparityError, lambda: import_checkpoint(checkpoint(tmp_path, text)))
@@ -197,7 +198,7 @@ LIES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("content", LIES.values(), ids=LIES)
+@for_each("content", LIES.values())
 def test_a_header_that_lies(tmp_path: Path, content: bytes) -> None:
     checkpoint(tmp_path, GPT2)
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -205,13 +206,13 @@ def test_a_header_that_lies(tmp_path: Path, content: bytes) -> None:
     refusal_at_once(TransparityError, lambda: import_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("shape", [[], [0], [1, 1, 88], [88], [8, 11], [0, 11, 8]], ids=str)
+@for_each("shape", [[], [0], [1, 1, 88], [88], [8, 11], [0, 11, 8]])
 def test_a_tensor_of_another_shape(tmp_path: Path, shape: list[int]) -> None:
     checkpoint(tmp_path, GPT2, **{"wte.weight": np.zeros(shape, np.float32)})
     refusal_at_once(CheckpointError, lambda: import_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["n" * 10**7, "h." + "1" * 10**6 + ".ln_1.weight", "\x1b[2J\u202e", "", "\0"], ids=len)
+@for_each("name", ["n" * 10**7, "h." + "1" * 10**6 + ".ln_1.weight", "\x1b[2J\u202e", "", "\0"])
 def test_a_tensor_of_any_name(tmp_path: Path, name: str) -> None:
     checkpoint(tmp_path, GPT2, **{name: np.zeros(2, np.float32)})
     config = preset("notes-lm").resized()
@@ -229,7 +230,7 @@ def test_data_that_no_machine_has_memory_for(tmp_path: Path) -> None:
     assert math.isfinite(available_memory())
 
 
-@pytest.mark.parametrize(("heads", "shared", "expected"), [(1, None, None), (2, None, None), (2, 1, 1), (4, 2, 2)])
+@for_each(("heads", "shared", "expected"), [(1, None, None), (2, None, None), (2, 1, 1), (4, 2, 2)])
 def test_another_number_of_heads_shares_keys_as_the_model_does(
     heads: int, shared: int | None, expected: int | None
 ) -> None:

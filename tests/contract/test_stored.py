@@ -6,12 +6,13 @@ import copy
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity.limits.stored import Lazy, OnDisk, changed, chosen
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bool", "int64"])
-@pytest.mark.parametrize("shape", [(3, 5), (1,), (), (0, 4)])
+@for_each("dtype", ["float64", "float32", "bool", "int64"])
+@for_each("shape", [(3, 5), (1,), (), (0, 4)])
 def test_what_is_read_is_what_was_put_there(dtype: str, shape: tuple[int, ...]) -> None:
     arrays, value = OnDisk(), np.random.default_rng(0).normal(size=shape).astype(dtype)
     arrays["first"], arrays["turned"] = value, value.T

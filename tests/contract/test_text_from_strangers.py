@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity.errors import ConfigError, TransparityError
 from transparity.text import SENTENCE, describe_error, listed, reason, safe, shown
@@ -36,7 +37,7 @@ DANGEROUS = {
 }
 
 
-@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+@for_each("text", DANGEROUS.values())
 def test_text_is_one_printable_line(text: str) -> None:
     line = safe(text, 80)
     assert line.isprintable()
@@ -45,7 +46,7 @@ def test_text_is_one_printable_line(text: str) -> None:
     assert line.encode()
 
 
-@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+@for_each("text", DANGEROUS.values())
 def test_an_error_is_one_printable_sentence(text: str) -> None:
     says = str(TransparityError(f"{text} is no file; expected another."))
     assert says.isprintable()
@@ -53,7 +54,7 @@ def test_an_error_is_one_printable_sentence(text: str) -> None:
     assert says.endswith("; expected another.")
 
 
-@pytest.mark.parametrize("text", DANGEROUS.values(), ids=DANGEROUS)
+@for_each("text", DANGEROUS.values())
 def test_a_report_is_printable_in_every_form(tmp_path: Path, text: str) -> None:
     report = Report(text, "inconclusive", None, not_compared=(text,), notes=(f"it said {text}",))
     printed = as_text([report])
@@ -89,7 +90,7 @@ class Boastful(str):
         raise SystemExit(0)
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), RecursionError(), SystemExit(0), GeneratorExit()], ids=repr)
+@for_each("error", [ValueError("no"), RecursionError(), SystemExit(0), GeneratorExit()])
 def test_a_repr_that_raises_is_the_name_of_its_class(error: BaseException) -> None:
     assert shown(Stranger(error)) == "<Stranger>"
     assert shown([Stranger(error)]) == "[<Stranger>]"
@@ -123,16 +124,14 @@ HUGE: Sequence[Any] = (
 )
 
 
-@pytest.mark.parametrize("value", HUGE, ids=lambda value: type(value).__name__)
+@for_each("value", HUGE)
 def test_a_huge_value_is_short_at_once(value: Any) -> None:
     began = time.perf_counter()
     assert 0 < len(shown(value)) <= 60
     assert time.perf_counter() - began < 0.5
 
 
-@pytest.mark.parametrize(
-    "value", [3, -1.5, "a 'b'", b"c", [1, "2"], (1,), (), {}, {"a": [1]}, set(), {1}, None, True, 2**31], ids=repr
-)
+@for_each("value", [3, -1.5, "a 'b'", b"c", [1, "2"], (1,), (), {}, {"a": [1]}, set(), {1}, None, True, 2**31])
 def test_a_usual_value_is_its_repr(value: Any) -> None:
     assert shown(value) == repr(value)
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from transparity.taps import recording
-from transparity_conformance.catalogue.wholly_hidden import tied_positions
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.oracle.undetermined import tied_positions
 from transparity_conformance.report.report import Report
 from transparity_numpy.mixture import experts
 from transparity_numpy.transformer import transformer
@@ -87,7 +87,7 @@ def test_with_near_ties_in_most_positions_logits_alone_do_not_agree() -> None:
 
 @pytest.mark.long
 def test_without_near_ties_the_same_logits_would_diverge() -> None:
-    with patch("transparity_conformance.catalogue.wholly_hidden.dependent", lambda *_: {}):
+    with patch("transparity_conformance.oracle.undetermined.dependent", lambda *_: {}):
         fresh = dataclasses.replace(probe())
         assert verdict(fresh, answers(fresh, last_of_equals), logits_only=True).verdict == "diverges"
 

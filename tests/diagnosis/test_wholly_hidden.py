@@ -11,11 +11,11 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.catalogue.fault import WalkState
-from transparity_conformance.catalogue.masks import right_mask
-from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.checking.check import check
+from transparity_conformance.oracle.masks import right_mask
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes
+from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.transformer import transformer
@@ -138,7 +138,7 @@ def test_a_fault_is_named_beside_another_convention() -> None:
 
 def test_positions_of_real_tokens_depend_on_it_only_if_they_see_nothing() -> None:
     probe = probes("pre-norm")["mixed"]
-    free = np.any(free_positions(probe)["logits"], axis=-1)
+    free = np.any(undetermined_positions(probe)["logits"], axis=-1)
     tokens, sees_source = probe.inputs["target"] != 0, np.any(probe.inputs["source"] != 0, axis=1)
     assert not free[sees_source][tokens[sees_source]].any()
     assert free[~sees_source].all()

@@ -24,7 +24,7 @@ from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.diagnosis.reach.coverage import affordable
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
-from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import given_to, run
 from transparity_numpy import port

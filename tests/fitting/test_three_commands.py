@@ -66,7 +66,6 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)], ids=["right", "wrong"])
 def test_a_model_is_fitted_adapted_and_checked(tmp_path: Path, wrong: bool, code: int) -> None:
     (tmp_path / "chat.py").write_text(MODEL)

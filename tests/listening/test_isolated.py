@@ -55,11 +55,9 @@ def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: P
         (each.name, each.inputs, each.source) for each in there
     ]
     assert all(np.array_equal(one.value, other.value) for one, other in zip(here, there, strict=True))
-    (kernel,), (far_kernel,) = ([each for each in heard if each.arguments] for heard in (here, there))
-    assert kernel.arguments.keys() == far_kernel.arguments.keys()
-    assert np.array_equal(kernel.arguments["query"], far_kernel.arguments["query"])
-    assert far_kernel.source is not None
-    assert far_kernel.source.code == "x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]"
+    (attended,) = [each for each in there if each.name == "attention.weights"]
+    assert attended.source is not None
+    assert attended.source.code == "x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]"
 
 
 def test_an_exception_while_listening_is_the_same_sentence(spec: str, probe: Probe) -> None:
@@ -87,7 +85,6 @@ def test_an_exception_while_listening_is_the_same_sentence(spec: str, probe: Pro
         ("stack", np.array([0, 1])),
         ("stack", np.array([0, -1])),
         ("stacks", [[0]]),
-        ("arguments", [[0, {}]]),
     ],
 )
 def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None:

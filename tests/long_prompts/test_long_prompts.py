@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity_conformance import check
-from transparity_conformance.cli import app
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters
@@ -174,13 +172,6 @@ def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() ->
 def test_a_prompt_beyond_max_length_is_refused_before_the_port_is_built() -> None:
     with pytest.raises(ConfigError, match=r"length 1,101 .* max_length is 1,100; expected 1 to 1,100"):
         check(of("build"), config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
-
-
-def test_lengths_are_for_sizes_that_were_asked_for() -> None:
-    answer = CliRunner().invoke(app, ["check", f"{FILE}:build", "--preset", "notes-lm", "--length", "4096"])
-    assert answer.exit_code == 2 and "--checkpoint FOLDER or --config FILE" in answer.output
-    command = CliRunner().invoke(app, ["check", "--command", "true", "--config", "c.json", "--length", "4096"])
-    assert command.exit_code == 2 and "--length is for a PORT" in command.output
 
 
 def test_the_oracle_of_a_prefix_is_that_of_the_prompt() -> None:

@@ -17,7 +17,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 
 FOLDER = Path(__file__).parent

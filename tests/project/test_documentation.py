@@ -85,7 +85,6 @@ def run_console(text: str) -> None:
         hold(CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output, expected)
 
 
-@pytest.mark.sampled(32)
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

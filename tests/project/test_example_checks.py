@@ -35,7 +35,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_says_that_only_rounding_differs(name: str) -> None:
@@ -50,7 +49,6 @@ def test_the_example_of_a_test_passes() -> None:
     assert "1 passed" in ended.stdout
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_line_in_an_example_is_named(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from tests.looping import for_each
 
 FRAMEWORKS = {"torch", "jax", "flax"}
 
@@ -17,7 +17,7 @@ def imported_by(statement: str) -> set[str]:
     return set(process.stdout.split())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("statement", "expected"),
     [
         ("import transparity", set()),

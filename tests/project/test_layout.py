@@ -1,17 +1,25 @@
-"""The house is kept in order: no folder has more files than one can name, no function is longer than a screen."""
+"""The house is kept in order: no folder has more files than one can name, no function is longer than a screen.
+
+`python -m tests.project.test_layout` prints the lines, the files and the median file of each package.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
-import pytest
+from tests.looping import for_each
 
 ROOT = Path(__file__).parents[2]
 CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs")
 MOST_FILES, LONGEST = 12, 40
+
+MOST_OF_CONFORMANCE, LEAST_MEDIAN = 400, 90
+"""Files of conformance, and the lines of the one in the middle."""
 
 LISTS = {"conformance/transparity_conformance/suite/claims", "conformance/transparity_conformance/catalogue"}
 """Folders with one file for each subject of a list, which may have more."""
@@ -22,6 +30,16 @@ def python_files() -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [Path(name) for name in listed if (ROOT / name).is_file()]
+
+
+def sizes(depth: int = 2) -> dict[str, list[int]]:
+    """The lines of each file, by folder; those of a package are also by the folders in it."""
+    found: dict[str, list[int]] = {}
+    for path in python_files():
+        lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for length in range(1, min(depth, len(path.parts) - 1) + 1):
+            found.setdefault("/".join(path.parts[:length]), []).append(lines)
+    return found
 
 
 def long_functions(text: str) -> list[str]:
@@ -36,8 +54,19 @@ def test_no_folder_has_more_files_than_one_can_name() -> None:
     assert {folder: count for folder, count in counted.items() if count > MOST_FILES and folder not in LISTS} == {}
 
 
-@pytest.mark.parametrize("folder", CODE)
+@for_each("folder", CODE)
 def test_no_function_is_longer_than_a_screen(folder: str) -> None:
     paths = [path for path in python_files() if path.parts[0] == folder]
     assert paths, f"{folder} has no files"
     assert {path.as_posix(): names for path in paths if (names := long_functions((ROOT / path).read_text()))} == {}
+
+
+def test_conformance_is_few_files_that_are_subjects() -> None:
+    lines = sizes()["conformance/transparity_conformance"]
+    assert len(lines) <= MOST_OF_CONFORMANCE
+    assert median(lines) >= LEAST_MEDIAN
+
+
+if __name__ == "__main__":
+    for folder, lines in sorted(sizes(3).items()):
+        sys.stdout.write(f"{folder:60} {sum(lines):7,} lines {len(lines):4} files, median {median(lines):g}\n")

@@ -24,7 +24,7 @@ PACKAGES = {
     "transparity_flax": ROOT / "backends",
     "transparity_conformance": ROOT / "conformance",
 }
-TEMPLATES = ROOT / "conformance/transparity_conformance/report/templates"
+DATA = (".jinja", ".json", ".toml")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -40,31 +40,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_five_packages_alone(wheel: list[str]) -> None:
+def test_a_wheel_has_the_five_packages_with_every_module_their_types_and_data(wheel: list[str]) -> None:
     assert {name.split("/")[0] for name in wheel} == set(PACKAGES)
-
-
-@pytest.mark.slow
-def test_a_wheel_has_every_module_and_no_cache(wheel: list[str]) -> None:
-    modules = {
-        path.relative_to(folder).as_posix()
-        for package, folder in PACKAGES.items()
-        for path in (folder / package).rglob("*.py")
-    }
-    assert {name for name in wheel if name.endswith(".py")} == modules
+    files = [(path, folder) for package, folder in PACKAGES.items() for path in (folder / package).rglob("*.*")]
+    named = {path.relative_to(folder).as_posix() for path, folder in files if path.suffix in (".py", *DATA)}
+    assert {name for name in wheel if name.endswith((".py", *DATA))} == named
     assert [name for name in wheel if "__pycache__" in name] == []
-
-
-@pytest.mark.slow
-def test_a_wheel_says_that_it_is_typed(wheel: list[str]) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel)
-
-
-@pytest.mark.slow
-def test_a_wheel_has_the_templates_of_the_report(wheel: list[str]) -> None:
-    templates = {path.relative_to(ROOT / "conformance").as_posix() for path in TEMPLATES.rglob("*.jinja")}
-    assert templates, "there are no templates"
-    assert templates <= set(wheel)
+    assert {Path(name).suffix for name in named} == {".py", *DATA}
 
 
 def test_the_version_is_said_once() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
+from tests.looping import for_each
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import PRESETS
@@ -37,13 +37,13 @@ def prose(page: str) -> str:
     return re.sub(r"(?ms)^( *)```.*?^\1```$", "", read(page))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     named = re.findall(rf"`({FOLDERS}/[\w./-]*)`", prose(page))
     assert [name for name in named if not (ROOT / re.sub(PLACEHOLDER, "", name)).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_modules_and_functions_that_a_page_names_exist(page: str) -> None:
     for name in re.findall(r"`(transparity(?:_\w+)?(?:\.\w+)+)`", prose(page)):
         assert name in ("transparity.backends", "transparity.harnesses") or resolved(name) is not None
@@ -58,7 +58,7 @@ def resolved(name: str) -> Any:
         return getattr(resolved(module), attribute)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@for_each("page", PAGES)
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")
@@ -100,7 +100,7 @@ def test_the_picture_is_of_the_current_sources() -> None:
     assert read("docs/three-columns.svg") == drawing.picture(), "run python -m docs.three_columns"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/agreement.md"])
+@for_each("page", ["README.md", "docs/agreement.md"])
 def test_the_agreement_is_that_of_the_run_that_is_kept(page: str) -> None:
     agreement = script("agreement")
     name, render = agreement.PAGES[page]

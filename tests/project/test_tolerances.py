@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.looping import for_each
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
@@ -47,13 +47,13 @@ def _has_small(node: ast.AST) -> bool:
     return any(0 < number <= SMALL for number in _numbers(node))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@for_each("path", FILES)
 def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
     if path.name not in FIGURES:
         assert list(typed_tolerances(path.read_text())) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         "np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)",
@@ -68,7 +68,7 @@ def test_a_typed_tolerance_is_found(line: str) -> None:
     assert list(typed_tolerances(line)) == [1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line", ["np.testing.assert_allclose(a, b, rtol=0, atol=oracle.budget('logits', 'float32'))", "assert share <= 1"]
 )
 def test_a_budget_is_no_typed_tolerance(line: str) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from meta.ranks.cases import CONFIGS, Case
 from meta.ranks.measure import started
+from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.ranks.against_one import against_one
 from transparity_conformance.checking.ranks.group import group_of
 from transparity_conformance.checking.ranks.sizes import divisible
-from transparity_conformance.checking.reach.calls import run_all
 from transparity_conformance.diagnosis.judge import judge, silent
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.running.process.isolation import IsolatedBuild

@@ -24,7 +24,6 @@ def test_every_cause_has_a_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize("diagnosis", diagnoses(), ids=lambda each: each.port)
 def test_the_cause_of_the_table_is_found(diagnosis: Diagnosis) -> None:
     assert checked(diagnosis).verdict == "diverges"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-import pytest
 from docs.site.notebooks import FOLDER, SCRIPTS, Cell, as_notebook, cells, executed
+from tests.looping import for_each
 
 SCRIPT = '''"""A title.
 
@@ -44,7 +44,7 @@ def test_a_script_becomes_cells_that_print() -> None:
     assert last["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["1.5\n"]}]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@for_each("name", SCRIPTS)
 def test_nothing_of_a_script_is_lost(name: str) -> None:
     script = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     code = "\n".join(cell.source for cell in cells(script) if cell.kind == "code")

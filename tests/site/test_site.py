@@ -14,6 +14,7 @@ from docs.site.checked import HEAVIEST, wrongs
 from docs.site.notebooks import SCRIPTS, page_of
 from docs.site.pages import ROOT, SUBJECTS, column_page, linked_files, markdown_beside, site_text, written_pages
 from docs.site.reference import pages as reference
+from tests.looping import for_each
 
 ADDRESS = "https://example.org/site/"
 
@@ -87,7 +88,7 @@ def test_code_is_shown_as_it_is() -> None:
         assert code(site_text(path, written_pages())) == code((ROOT / path).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("html", "wrong"),
     [
         ('<a href="missing/">', "links to missing/, which does not exist"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.looping import for_each
 
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.report.comparison import Subject
@@ -38,7 +39,7 @@ def test_a_claim_that_needs_a_harness_is_listed_as_not_compared(bench: Bench) ->
     assert not ledger.evidence
 
 
-@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.harness], ids=lambda claim: claim.name)
+@for_each("claim", [claim for claim in CLAIMS if claim.harness])
 def test_a_claim_declared_to_need_a_harness_uses_it(claim: Claim, bench: Bench) -> None:
     with pytest.raises(AssertionError, match="harness=True"):
         list(claim.check(bench))

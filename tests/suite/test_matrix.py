@@ -8,8 +8,8 @@ import math
 import re
 from pathlib import Path
 
-import pytest
 from rich.console import Console
+from tests.looping import for_each
 
 from transparity_conformance.report.agreement.matrix import Column, Matrix, NotCompared, fold
 from transparity_conformance.report.agreement.page import as_html, write_html
@@ -59,7 +59,7 @@ def cell(matrix: Matrix) -> str:
     return console.file.getvalue().splitlines()[-1].split(maxsplit=1)[1].strip()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("share", "words"),
     [
         (0.0, "0 %"),
@@ -165,7 +165,7 @@ def test_claims_are_ordered_by_topic_and_first_appearance() -> None:
     assert matrix.claims == ("masks.causal", "masks.padding", "loss.sum")
 
 
-@pytest.mark.parametrize("width", [60, 80, 110, 200])
+@for_each("width", [60, 80, 110, 200])
 def test_a_narrow_terminal_gets_several_tables_and_loses_nothing(width: int) -> None:
     columns = [Subject(backend, dtype) for backend in ("one", "two") for dtype in ("float64", "float32", "bfloat16")]
     shares = [0.11, 0.12, 0.13, 0.14, 0.15, 32]

@@ -6,23 +6,24 @@ from typing import Any
 
 import jax
 import keras
-from benchmarks.peers.jax.flax_linen import placed
+from benchmarks.peers.jax.libraries import flax_shapes
 from benchmarks.peers.jax.tasks import tasks
+from benchmarks.peers.skeleton import by_block, kind_of
 from benchmarks.task import Run, Task
 from keras_hub.layers import TokenAndPositionEmbedding, TransformerDecoder, TransformerEncoder
 
 from transparity.config import TransformerConfig
 
-RENAMED: dict[Any, str] = {
-    ("encoder", "self_attention"): "self_attention_layer",
+RENAMED = {
+    "encoder.self_attention": "self_attention_layer",
+    "decoder.self_attention": "self_attention",
     "self_attention_norm": "self_attention_layer_norm",
     "cross_attention_norm": "cross_attention_layer_norm",
     "feed_forward_norm": "feedforward_layer_norm",
-    "up": "feedforward_intermediate_dense",
-    "down": "feedforward_output_dense",
-    "out": "attention_output",
+    "feed_forward.up": "feedforward_intermediate_dense",
+    "feed_forward.down": "feedforward_output_dense",
 }
-"""Names that differ, in one stack or in both."""
+"""Names in a layer that differ, in one stack or in both."""
 
 
 def model_of(config: TransformerConfig) -> Any:
@@ -53,29 +54,32 @@ def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None)
     return norm(x) if config.final_norm else x
 
 
-def path_of(config: TransformerConfig, name: str, value: Any) -> tuple[str, Any]:
-    """The name of a weight in Keras, and its value in the shape of Keras, which is that of Flax."""
-    (*scopes, leaf), shaped = placed(config, name, value)
-    if scopes[-1].endswith("embedding"):
-        return f"{scopes[0]}.embedding/{scopes[-1]}/embeddings", shaped
-    leaf = {"scale": "gamma", "bias": "beta"}[leaf] if scopes[-1].endswith("norm") else leaf
-    layer = ".".join(scopes[:3]) if "layers" in scopes else ".".join(scopes)
-    inner = [RENAMED.get((scopes[0], scope)) or RENAMED.get(scope, scope) for scope in scopes[3:]]
-    return "/".join([layer, *inner, leaf]), shaped
+def path_of(scope: str, name: str) -> str:
+    """The name in Keras of a weight, which in Flax is called `name` in the block `scope`."""
+    stack, block = scope.split(".")[0], scope.split(".")[-1]
+    if block.endswith("embedding"):
+        return f"{stack}.embedding/{block}/embeddings"
+    *role, leaf = name.replace("out.", "attention_output.").split(".")
+    leaf = {"scale": "gamma", "bias": "beta"}[leaf] if block.endswith("norm") else leaf
+    if ".layers." not in scope:
+        return f"{scope}/{leaf}"
+    layer, inner = ".".join(scope.split(".")[:3]), scope.split(".", 3)[3]
+    inner = RENAMED.get(f"{stack}.{inner}") or RENAMED.get(inner, inner)
+    return "/".join([layer, inner, *role, leaf])
 
 
 def build(task: Task) -> Run:
     """Jitted."""
     model = model_of(task.config)
     variables = {variable.path: variable for variable in model.variables}
-    for name, value in task.parameters.items():
-        path, shaped = path_of(task.config, name, value)
-        variables.pop(path).assign(shaped)
+    for scope, weights in by_block(task.parameters).items():
+        for name, value in flax_shapes(task.config, kind_of(scope), weights).items():
+            variables.pop(path_of(scope, name)).assign(value)
     assert not variables, f"KerasHub has {', '.join(variables)} besides"
-    weights = [variable.value for variable in model.trainable_variables]
+    arrays = [variable.value for variable in model.trainable_variables]
 
     def apply(weights: Any, tokens: jax.Array, source: jax.Array | None) -> Any:
         inputs = [tokens] if source is None else [tokens, source]
         return model.stateless_call(weights, [], inputs)[0]
 
-    return tasks(task, apply, weights)
+    return tasks(task, apply, arrays)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from benchmarks.peers.jax.tasks import tasks
+from benchmarks.peers.skeleton import Blocks, stack, transformer
 from benchmarks.task import Run, Task
 
 from transparity.config import TransformerConfig
@@ -37,82 +37,48 @@ def weights_of(task: Task) -> Weights:
     return packed
 
 
-def linear(w: Weights, name: str, x: jax.Array) -> jax.Array:
-    return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
+    """Functions of the weights; `past` keeps the keys and values of self-attention, from the position `start`."""
 
+    def embed(name: str, tokens: jax.Array) -> jax.Array:
+        table = w[f"{name}.weight"]
+        if "position" in name:
+            return jax.lax.dynamic_slice_in_dim(table, start, tokens.shape[1])
+        return table[tokens]
 
-def norm(config: TransformerConfig, w: Weights, name: str, x: jax.Array) -> jax.Array:
-    x = x - x.mean(-1, keepdims=True)
-    scale = jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)
-    return x * scale * w[f"{name}.weight"] + w[f"{name}.bias"]
+    def linear(name: str, x: jax.Array) -> jax.Array:
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
 
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        x = x - x.mean(-1, keepdims=True)
+        scale = jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)
+        return x * scale * w[f"{name}.weight"] + w[f"{name}.bias"]
 
-def split(config: TransformerConfig, x: jax.Array) -> jax.Array:
-    return x.reshape(*x.shape[:2], config.num_heads, -1).swapaxes(1, 2)
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:2], config.num_heads, -1).swapaxes(1, 2)
 
+    def attention(at: str, x: jax.Array, memory: jax.Array, mask: jax.Array | None) -> jax.Array:
+        if at.endswith("self_attention"):
+            query, key, value = (split(part) for part in jnp.split(linear(f"{at}.packed", x), 3, -1))
+        else:
+            roles = ("query", x), ("key", memory), ("value", memory)
+            query, key, value = (split(linear(f"{at}.{role}", y)) for role, y in roles)
+        if past:
+            key = past[f"{at}.key"] = jax.lax.dynamic_update_slice_in_dim(past[f"{at}.key"], key, start, 2)
+            value = past[f"{at}.value"] = jax.lax.dynamic_update_slice_in_dim(past[f"{at}.value"], value, start, 2)
+        scores = query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+        scores = scores if mask is None else jnp.where(mask, scores, -jnp.inf)
+        seen = (jax.nn.softmax(scores) @ value).swapaxes(1, 2)
+        return linear(f"{at}.output", seen.reshape(*seen.shape[:2], -1))
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-    scores = query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    seen = (jax.nn.softmax(scores) @ value).swapaxes(1, 2)
-    return seen.reshape(*seen.shape[:2], -1)
-
-
-def self_attention(
-    config: TransformerConfig, w: Weights, at: str, x: jax.Array, mask: jax.Array | None, past: Cache, start: Any
-) -> jax.Array:
-    query, key, value = (split(config, part) for part in jnp.split(linear(w, f"{at}.packed", x), 3, -1))
-    if past:
-        key = past[f"{at}.key"] = jax.lax.dynamic_update_slice_in_dim(past[f"{at}.key"], key, start, 2)
-        value = past[f"{at}.value"] = jax.lax.dynamic_update_slice_in_dim(past[f"{at}.value"], value, start, 2)
-    return linear(w, f"{at}.output", attend(query, key, value, mask))
-
-
-def cross_attention(config: TransformerConfig, w: Weights, at: str, x: jax.Array, memory: jax.Array) -> jax.Array:
-    query, key, value = (
-        split(config, linear(w, f"{at}.{role}", y)) for role, y in (("query", x), ("key", memory), ("value", memory))
-    )
-    return linear(w, f"{at}.output", attend(query, key, value, None))
-
-
-def feed_forward(w: Weights, at: str, x: jax.Array) -> jax.Array:
-    return linear(w, f"{at}.down", jax.nn.relu(linear(w, f"{at}.up", x)))
-
-
-def stack(
-    config: TransformerConfig,
-    w: Weights,
-    name: str,
-    tokens: jax.Array,
-    mask: jax.Array | None,
-    memory: jax.Array | None = None,
-    past: Cache | None = None,
-    start: Any = 0,
-) -> jax.Array:
-    positions = jax.lax.dynamic_slice_in_dim(w[f"{name}.position_embedding.weight"], start, tokens.shape[1])
-    x = w[f"{name}.token_embedding.weight"][tokens] + positions
-    layers = config.stack_num_layers(name)
-    for at in (f"{name}.layers.{index}" for index in range(layers)):
-        sublayers: dict[str, Callable[[jax.Array], jax.Array]] = {
-            "self_attention": partial(
-                self_attention, config, w, f"{at}.self_attention", mask=mask, past=past or {}, start=start
-            )
-        }
-        if memory is not None:
-            sublayers["cross_attention"] = partial(cross_attention, config, w, f"{at}.cross_attention", memory=memory)
-        sublayers["feed_forward"] = partial(feed_forward, w, f"{at}.feed_forward")
-        for sublayer, call in sublayers.items():
-            normalize = partial(norm, config, w, f"{at}.{sublayer}_norm")
-            x = x + call(normalize(x)) if config.norm_position == "pre" else normalize(x + call(x))
-    return norm(config, w, f"{name}.final_norm", x) if config.final_norm else x
+    return Blocks(embed, linear, norm, attention, jax.nn.relu)
 
 
 def apply(config: TransformerConfig, w: Weights, tokens: jax.Array, source: jax.Array | None) -> jax.Array:
     """The logits."""
-    memory = None if source is None else stack(config, w, "encoder", source, None)
     mask = jnp.tri(tokens.shape[1], dtype=bool)
-    return linear(w, "head", stack(config, w, "decoder", tokens, mask, memory))
+    logits: jax.Array = transformer(config, blocks_of(config, w), mask, tokens, source)
+    return logits
 
 
 def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax.Array) -> jax.Array:
@@ -128,8 +94,9 @@ def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax
     def likeliest(past: Cache, tokens: jax.Array, start: Any) -> tuple[Cache, jax.Array]:
         past, queries = dict(past), start + jnp.arange(tokens.shape[1])
         mask = jnp.arange(room[2]) <= queries[:, None]
-        x = stack(config, w, "decoder", tokens, mask, past=past, start=start)
-        return past, linear(w, "head", x[:, -1:]).argmax(-1)
+        blocks = blocks_of(config, w, past, start)
+        x = stack(config, blocks, "decoder", tokens, mask)
+        return past, blocks.linear("head", x[:, -1:]).argmax(-1)
 
     def step(carried: tuple[Cache, jax.Array], start: jax.Array) -> tuple[tuple[Cache, jax.Array], jax.Array]:
         carried = likeliest(*carried, start)

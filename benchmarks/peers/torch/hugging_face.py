@@ -54,29 +54,23 @@ class Marian(nn.Module):
 
 def marian_config(config: TransformerConfig) -> Any:
     """The same sizes, nothing tied, nothing dropped."""
+    stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    sizes = {f"{stack}_layers": layers for stack, layers in stacks.items()}
+    sizes |= dict.fromkeys([f"{stack}_attention_heads" for stack in stacks], config.num_heads)
+    sizes |= dict.fromkeys([f"{stack}_ffn_dim" for stack in stacks], config.feed_forward_dim)
+    sizes |= dict.fromkeys(("pad_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+    untied = ("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings")
     return MarianConfig(
         vocab_size=config.stack_vocab_size("encoder"),
         decoder_vocab_size=config.stack_vocab_size("decoder"),
         max_position_embeddings=config.max_length,
         d_model=config.embed_dim,
-        encoder_layers=config.num_encoder_layers,
-        decoder_layers=config.num_decoder_layers,
-        encoder_attention_heads=config.num_heads,
-        decoder_attention_heads=config.num_heads,
-        encoder_ffn_dim=config.feed_forward_dim,
-        decoder_ffn_dim=config.feed_forward_dim,
         activation_function="relu",
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        scale_embedding=False,
-        share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=0,
-        decoder_start_token_id=0,
         forced_eos_token_id=None,
         attn_implementation="sdpa",
+        **sizes,
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
+        **dict.fromkeys(untied, False),
     )
 
 
@@ -121,13 +115,10 @@ def gpt2_config(config: TransformerConfig) -> Any:
         n_head=config.num_heads,
         n_inner=config.feed_forward_dim,
         activation_function="relu",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
         attn_implementation="sdpa",
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
     )
 
 

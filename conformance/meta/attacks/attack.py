@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,19 +14,15 @@ from meta.independent.port import Port, build_with
 
 @dataclass(frozen=True)
 class Attack:
-    """One wrong port."""
+    """One wrong port; `says` is the mistake, and `fields` differ from those of the configuration `on`."""
 
     id: str
     kind: str
     says: str
-    """The mistake, in a sentence."""
     build: Callable[..., Any]
     on: str
-    """A preset, or a family's configuration."""
     fields: tuple[tuple[str, Any], ...] = ()
-    """Fields of the configuration that differ from those of `on`."""
     dtype: str = "float32"
-    """The precision that is declared."""
 
     def __str__(self) -> str:
         return self.id
@@ -34,15 +31,30 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def attack(kind: str, on: str = "notes-lm", *, dtype: str = "float32", **fields: Any) -> Callable[[type], type]:
-    """Register a class as an attack: in front of the port with capabilities, or of the forward pass alone."""
+def instead(method: str, function: Callable[..., Any]) -> type:
+    """Return a class whose `method` is `function(self, up, …)`, where `up` is the right one."""
 
-    def register(part: type) -> type:
-        base = Port if kind == "capabilities" or getattr(part, "offers", False) else Model
-        id = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", part.__name__).lower()
-        says = (part.__doc__ or "").strip()
-        made = build_with(part, base=base)
-        ATTACKS.append(Attack(id, kind, says, made, on, tuple(fields.items()), dtype))
+    def overriding(self: Any, *given: Any, **named: Any) -> Any:
+        return function(self, functools.partial(getattr(super(made, self), method)), *given, **named)
+
+    made = type(function.__name__, (), {method: overriding, "__doc__": function.__doc__})
+    return made
+
+
+def attack(
+    kind: str, on: str = "notes-lm", *, dtype: str = "float32", at: str = "", offers: bool = False, **fields: Any
+) -> Callable[[Any], Any]:
+    """Register a class, or a function in place of the method `at`, as an attack in front of the right port.
+
+    The port has its capabilities if the attack is of that kind, or `offers` them.
+    """
+
+    def register(part: Any) -> Any:
+        id = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", part.__name__).lower()
+        mixin = instead(at, part) if at else part
+        base = Port if offers or kind == "capabilities" or getattr(part, "offers", False) else Model
+        build = build_with(mixin, base=base)
+        ATTACKS.append(Attack(id, kind, (part.__doc__ or "").strip(), build, on, tuple(fields.items()), dtype))
         return part
 
     return register

@@ -1,211 +1,165 @@
+# mypy: ignore-errors
 """Right in a first call, wrong in a later one."""
-
-from __future__ import annotations
-
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from meta.attacks.attack import attack
 
 
-def wrong(logits: Any) -> Any:
+def wrong(logits):
     """Logits of a model whose last layer has gone astray."""
     return logits.flip(-1)
 
 
-@attack("histories")
-class FromTheSixthCallOn:
+def counted(self):
+    """Count a call; return its number."""
+    self.calls = getattr(self, "calls", 0) + 1
+    return self.calls
+
+
+def remembered(self, key, make, *given, **named):
+    """Return what `make` returned when it was first called with this key."""
+    kept = vars(self).setdefault("kept", {})
+    if key not in kept:
+        kept[key] = make(*given, **named)
+    return kept[key]
+
+
+def keyed(inputs, part):
+    """A key of the shape of each input, and a part of its values."""
+    return tuple((np.shape(value), part(np.asarray(value))) for value in inputs.values())
+
+
+@attack("histories", at="__call__")
+def from_the_sixth_call_on(self, up, **inputs):
     """A buffer of five results is read again when it is full."""
-
-    calls = 0
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        self.calls += 1
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        return wrong(logits) if self.calls >= 6 else logits
+    return wrong(up(**inputs)) if counted(self) >= 6 else up(**inputs)
 
 
-@attack("histories")
-class FromTheThirtiethCallOn:
+@attack("histories", at="__call__")
+def from_the_thirtieth_call_on(self, up, **inputs):
     """A ring of thirty slots wraps around."""
-
-    calls = 0
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        self.calls += 1
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        return wrong(logits) if self.calls >= 30 else logits
+    return wrong(up(**inputs)) if counted(self) >= 30 else up(**inputs)
 
 
-@attack("histories")
-class OneCallOfTwenty:
+@attack("histories", at="__call__")
+def one_call_of_twenty(self, up, **inputs):
     """A race between two threads loses one call of twenty."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        return wrong(logits) if np.random.default_rng().random() < 0.05 else logits
+    return wrong(up(**inputs)) if np.random.default_rng().random() < 0.05 else up(**inputs)
 
 
-@attack("histories")
-class TheTwentiethCall:
+@attack("histories", at="__call__")
+def the_twentieth_call(self, up, **inputs):
     """Every twentieth call reads what another stream is writing."""
-
-    calls = 0
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        self.calls += 1
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        return logits * 1.01 if self.calls % 20 == 0 else logits
+    return up(**inputs) * (1.01 if counted(self) % 20 == 0 else 1)
 
 
-@attack("histories")
-class MemoisedByShape:
+@attack("histories", at="__call__")
+def memoised_by_shape(self, up, **inputs):
     """Results are kept by the shape of the tokens."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        kept = vars(self).setdefault("kept", {})
-        key = tuple(np.asarray(value).shape for value in inputs.values())
-        if key not in kept:
-            kept[key] = super().__call__(**inputs)  # type: ignore[misc]
-        return kept[key]
+    return remembered(self, keyed(inputs, len), up, **inputs)
 
 
-@attack("histories")
-class MemoisedById:
+@attack("histories", at="__call__")
+def memoised_by_id(self, up, **inputs):
     """Results are kept by the address of the tokens, which another array gets later."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        kept = vars(self).setdefault("kept", {})
-        key = tuple((id(value), np.asarray(value).shape) for value in inputs.values())
-        if key not in kept:
-            kept[key] = super().__call__(**inputs)  # type: ignore[misc]
-        return kept[key]
+    return remembered(self, tuple((id(value), np.shape(value)) for value in inputs.values()), up, **inputs)
 
 
-@attack("histories")
-class MemoisedBySum:
+@attack("histories", at="__call__")
+def memoised_by_sum(self, up, **inputs):
     """Results are kept by the shape and the sum of the tokens: the same tokens in another order get them, too."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        kept = vars(self).setdefault("kept", {})
-        key = tuple((np.asarray(value).shape, int(np.asarray(value).sum())) for value in inputs.values())
-        if key not in kept:
-            kept[key] = super().__call__(**inputs)  # type: ignore[misc]
-        return kept[key]
+    return remembered(self, keyed(inputs, lambda ids: int(ids.sum())), up, **inputs)
 
 
-@attack("histories")
-class MemoisedByFirstToken:
+@attack("histories", at="__call__")
+def memoised_by_first_token(self, up, **inputs):
     """A prefix cache compares the shape and the first token of each row."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        kept = vars(self).setdefault("kept", {})
-        key = tuple((np.asarray(value).shape, np.asarray(value)[:, 0].tobytes()) for value in inputs.values())
-        if key not in kept:
-            kept[key] = super().__call__(**inputs)  # type: ignore[misc]
-        return kept[key]
+    return remembered(self, keyed(inputs, lambda ids: ids[:, 0].tobytes()), up, **inputs)
 
 
-@attack("histories", "translation")
-class LastMemoryKept:
+@attack("histories", "translation", at="encode")
+def last_memory_kept(self, up, ids, mask=None, types=None):
     """The encoder's output is kept while the source has the same shape."""
-
-    def encode(self: Any, ids: Tensor, mask: Any = None, types: Any = None) -> Any:
-        if getattr(self, "shape", None) != ids.shape:
-            self.shape, self.found = ids.shape, super().encode(ids, mask, types)  # type: ignore[misc]
-        return self.found
+    if getattr(self, "shape", None) != ids.shape:
+        self.shape, self.found = ids.shape, up(ids, mask, types)
+    return self.found
 
 
-@attack("histories", "translation")
-class MemoryByFirstRow:
+@attack("histories", "translation", at="encode")
+def memory_by_first_row(self, up, ids, mask=None, types=None):
     """The encoder's output is kept while the first row of the source is the same."""
-
-    def encode(self: Any, ids: Tensor, mask: Any = None, types: Any = None) -> Any:
-        key = (ids.shape, ids[0].tolist())
-        if getattr(self, "key_seen", None) != key:
-            self.key_seen, self.found = key, super().encode(ids, mask, types)  # type: ignore[misc]
-        return self.found
+    key = (ids.shape, ids[0].tolist())
+    if getattr(self, "key_seen", None) != key:
+        self.key_seen, self.found = key, up(ids, mask, types)
+    return self.found
 
 
-@attack("histories", "translation")
-class PaddingKeptByShape:
+@attack("histories", "translation", at="padding")
+def padding_kept_by_shape(self, up, real):
     """The padding mask is made once for each shape."""
-
-    def padding(self: Any, real: Tensor) -> Tensor:
-        kept = vars(self).setdefault("masks", {})
-        return kept.setdefault(real.shape, super().padding(real))  # type: ignore[misc]
+    kept = vars(self).setdefault("masks", {})
+    return kept.setdefault(real.shape, up(real))
 
 
-@attack("histories")
-class MaskOfTheFirstLength:
+@attack("histories", at="causal")
+def mask_of_the_first_length(self, up, where, keys):
     """The triangle is made at the first call; longer texts are not masked beyond it."""
-
-    def causal(self: Any, where: Tensor, keys: int) -> Tensor:
-        if not hasattr(self, "triangle"):
-            self.triangle = torch.ones(keys, keys).tril().bool()
-        keep = torch.ones(keys, keys, dtype=torch.bool)
-        known = min(keys, len(self.triangle))
-        keep[:known, :known] = self.triangle[:known, :known]
-        return keep[None, None]
+    if not hasattr(self, "triangle"):
+        self.triangle = torch.ones(keys, keys).tril().bool()
+    keep = torch.ones(keys, keys, dtype=torch.bool)
+    known = min(keys, len(self.triangle))
+    keep[:known, :known] = self.triangle[:known, :known]
+    return keep[None, None]
 
 
-@attack("histories", "llama")
-class TableOfTheFirstLength:
+@attack("histories", "llama", at="rotated")
+def table_of_the_first_length(self, up, x, where):
     """Angles are tabulated at the first call; later positions get its last row."""
-
-    def rotated(self: Any, x: Tensor, where: Tensor) -> Tensor:
-        if not hasattr(self, "last"):
-            self.last = max(int(where.max()), 1)
-        return super().rotated(x, where.clamp(max=self.last))  # type: ignore[misc]
+    if not hasattr(self, "last"):
+        self.last = max(int(where.max()), 1)
+    return up(x, where.clamp(max=self.last))
 
 
-@attack("histories")
-class OneBufferForEveryResult:
+@attack("histories", at="__call__")
+def one_buffer_for_every_result(self, up, **inputs):
     """Results of one shape are written into one buffer, which the caller may still be reading."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        kept = vars(self).setdefault("kept", {})
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        return kept.setdefault(logits.shape, torch.empty_like(logits)).copy_(logits)
+    kept = vars(self).setdefault("kept", {})
+    logits = up(**inputs)
+    return kept.setdefault(logits.shape, torch.empty_like(logits)).copy_(logits)
 
 
-@attack("histories")
-class StaleTokens:
+@attack("histories", at="run")
+def stale_tokens(self, up, **given):
     """Tokens go into a buffer that is not cleared: after a longer text, its end is still seen."""
-
-    def run(self: Any, **given: Any) -> Tensor:
-        ids = given["tokens"]
-        longest = getattr(self, "longest", None)
-        if longest is None or ids.shape[1] >= longest.shape[1] or len(longest) < len(ids):
-            self.longest = ids
-            return super().run(tokens=ids)  # type: ignore[misc]
-        self.stale = longest[: len(ids), ids.shape[1] :]
-        found = super().run(tokens=torch.cat([ids, self.stale], 1))  # type: ignore[misc]
-        return found[:, : ids.shape[1]] if ids.shape[1] > 2 else found[:, -ids.shape[1] :]
+    ids = given["tokens"]
+    longest = getattr(self, "longest", None)
+    if longest is None or ids.shape[1] >= longest.shape[1] or len(longest) < len(ids):
+        self.longest = ids
+        return up(tokens=ids)
+    self.stale = longest[: len(ids), ids.shape[1] :]
+    found = up(tokens=torch.cat([ids, self.stale], 1))
+    return found[:, : ids.shape[1]] if ids.shape[1] > 2 else found[:, -ids.shape[1] :]
 
 
-@attack("histories")
-class SmallerBatchAfterALarger:
+@attack("histories", at="run")
+def smaller_batch_after_a_larger(self, up, **given):
     """After a larger batch, the rows of a smaller one are read from its end."""
-
-    def run(self: Any, **given: Any) -> Tensor:
-        ids, largest = given["tokens"], getattr(self, "largest", None)
-        if largest is None or len(ids) >= len(largest) or ids.shape[1] != largest.shape[1]:
-            self.largest = ids
-            return super().run(tokens=ids)  # type: ignore[misc]
-        return super().run(tokens=largest[-len(ids) :])  # type: ignore[misc]
+    ids, largest = given["tokens"], getattr(self, "largest", None)
+    if largest is None or len(ids) >= len(largest) or ids.shape[1] != largest.shape[1]:
+        self.largest = ids
+        return up(tokens=ids)
+    return up(tokens=largest[-len(ids) :])
 
 
 @attack("histories")
 class WeightsOfTheLastModel:
     """Weights are kept in a dictionary of the module: a second model overwrites those of the first."""
 
-    shared: ClassVar[dict[str, Tensor]] = {}
+    shared = {}  # noqa: RUF012 - the mistake
 
-    def prepare(self: Any) -> None:
+    def prepare(self):
         self.shared.update(self.p)
         self.p = self.shared
 
@@ -217,65 +171,51 @@ class DropoutAfterTraining:
     offers = True
     training = False
 
-    def loss_and_gradients(self: Any, targets: Any, **inputs: Any) -> Any:
-        found = super().loss_and_gradients(targets, **inputs)  # type: ignore[misc]
+    def loss_and_gradients(self, targets, **inputs):
+        found = super().loss_and_gradients(targets, **inputs)
         self.training = True
         return found
 
-    def feed(self: Any, at: str, x: Tensor) -> Tensor:
-        y = super().feed(at, x)  # type: ignore[misc]
+    def feed(self, at, x):
+        y = super().feed(at, x)
         return torch.nn.functional.dropout(y, 0.1) if self.training else y
 
 
-@attack("histories")
-class GradientsAddUp:
+@attack("histories", at="loss_and_gradients", offers=True)
+def gradients_add_up(self, up, targets, **inputs):
     """`zero_grad` is missing: the second call returns the sum of both."""
-
-    offers = True
-
-    def loss_and_gradients(self: Any, targets: Any, **inputs: Any) -> Any:
-        loss, gradients = super().loss_and_gradients(targets, **inputs)  # type: ignore[misc]
-        kept = vars(self).setdefault("gradients", {})
-        for name, value in gradients.items():
-            kept[name] = kept.get(name, 0) + value
-        return loss, dict(kept)
+    loss, gradients = up(targets, **inputs)
+    kept = vars(self).setdefault("gradients", {})
+    for name, value in gradients.items():
+        kept[name] = kept.get(name, 0) + value
+    return loss, dict(kept)
 
 
-@attack("histories")
-class TrainingChangesTheModel:
+@attack("histories", at="train", offers=True)
+def training_changes_the_model(self, up, batches, training):
     """`train` updates the model's own parameters."""
-
-    offers = True
-
-    def train(self: Any, batches: Any, training: Any) -> Any:
-        losses, parameters = super().train(batches, training)  # type: ignore[misc]
-        self.p = {name: torch.tensor(value) for name, value in parameters.items()}
-        return losses, parameters
+    losses, parameters = up(batches, training)
+    self.p = {name: torch.tensor(value) for name, value in parameters.items()}
+    return losses, parameters
 
 
-@attack("histories")
-class TargetsPreparedInPlace:
+@attack("histories", at="loss", offers=True)
+def targets_prepared_in_place(self, up, targets, **inputs):
     """The loss writes −100 over the padding of the caller's targets."""
-
-    offers = True
-
-    def loss(self: Any, targets: Any, **inputs: Any) -> float:
-        found = super().loss(targets, **inputs)  # type: ignore[misc]
-        ids = np.asarray(targets)
-        ids[ids == self.c.pad_id] = -100
-        return float(found)
+    found = up(targets, **inputs)
+    ids = np.asarray(targets)
+    ids[ids == self.c.pad_id] = -100
+    return float(found)
 
 
-@attack("histories")
-class TokensChangedInPlace:
+@attack("histories", at="__call__")
+def tokens_changed_in_place(self, up, **inputs):
     """The caller's tokens are shifted by one position in place."""
-
-    def __call__(self: Any, **inputs: Any) -> Any:
-        logits = super().__call__(**inputs)  # type: ignore[misc]
-        for value in inputs.values():
-            ids = np.asarray(value)
-            ids[:, 1:] = ids[:, :-1].copy()
-        return logits
+    logits = up(**inputs)
+    for value in inputs.values():
+        ids = np.asarray(value)
+        ids[:, 1:] = ids[:, :-1].copy()
+    return logits
 
 
 @attack("histories", "translation")
@@ -284,27 +224,23 @@ class GenerationLeavesItsCache:
 
     offers = True
 
-    def generate(self: Any, prompt: Any, max_new_tokens: int, **named: Any) -> Any:
-        found = super().generate(prompt, max_new_tokens, **named)  # type: ignore[misc]
+    def generate(self, prompt, max_new_tokens, **named):
+        found = super().generate(prompt, max_new_tokens, **named)
         self.left = True
         return found
 
-    def __call__(self: Any, **inputs: Any) -> Any:
-        logits = super().__call__(**inputs)  # type: ignore[misc]
+    def __call__(self, **inputs):
+        logits = super().__call__(**inputs)
         return wrong(logits) if getattr(self, "left", False) else logits
 
 
-@attack("histories")
-class OneCacheForAll:
+@attack("histories", at="step", offers=True)
+def one_cache_for_all(self, up, ids, cache=None, **named):
     """The cache belongs to the model: a second sequence goes on where the first one is."""
-
-    offers = True
-
-    def step(self: Any, ids: Any, cache: Any = None, **named: Any) -> Any:
-        if cache is not None:
-            cache = self.cache
-        logits, self.cache = super().step(ids, cache, **named)  # type: ignore[misc]
-        return logits, len(self.cache)
+    if cache is not None:
+        cache = self.cache
+    logits, self.cache = up(ids, cache, **named)
+    return logits, len(self.cache)
 
 
 @attack("histories")
@@ -314,15 +250,15 @@ class SecondTrainingGoesOn:
     offers = True
     done = 0
 
-    def train(self: Any, batches: Any, training: Any) -> Any:
+    def train(self, batches, training):
         self.begin = self.done
         self.done += len(list(batches))
         type(self).shift = self.begin
-        return super().train(batches, training)  # type: ignore[misc]
+        return super().train(batches, training)
 
-    def adam(self: Any, value: Any, gradient: Any, state: Any, training: Any, rate: float, step: int) -> Any:
+    def adam(self, value, gradient, state, training, rate, step):
         step += getattr(type(self), "shift", 0)
-        return super().adam(value, gradient, state, training, rate, step)  # type: ignore[misc]
+        return super().adam(value, gradient, state, training, rate, step)
 
 
 @attack("histories")
@@ -332,11 +268,11 @@ class StepAfterGenerate:
     offers = True
     used = 0
 
-    def generate(self: Any, prompt: Any, max_new_tokens: int, **named: Any) -> Any:
+    def generate(self, prompt, max_new_tokens, **named):
         self.used = 1
-        return super().generate(prompt, max_new_tokens, **named)  # type: ignore[misc]
+        return super().generate(prompt, max_new_tokens, **named)
 
-    def step(self: Any, ids: Any, cache: Any = None, **named: Any) -> Any:
+    def step(self, ids, cache=None, **named):
         if self.used and cache is None:
             ids = np.roll(np.asarray(ids), 1, 1)
-        return super().step(ids, cache, **named)  # type: ignore[misc]
+        return super().step(ids, cache, **named)

@@ -12,191 +12,28 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-Build = Callable[..., Any]
-PROGRAMS: dict[str, tuple[str, Build]] = {}
-"""By id: the story, and the `build`."""
-
-
-def zeros(config: Any, **inputs: Any) -> np.ndarray:
-    first = inputs.get("tokens", inputs.get("target"))
-    return np.zeros((*np.asarray(first).shape, config.target_vocab_size), np.float32)
-
-
-def program(says: str) -> Callable[[Callable[..., Any]], Build]:
-    """Register a function of (config, inputs) as the forward pass of a port."""
-
-    def register(forward: Callable[..., Any]) -> Build:
-        def build(config: Any, parameters: Any) -> Any:
-            return lambda **inputs: forward(config, **inputs)
-
-        PROGRAMS[forward.__name__.replace("_", "-")] = (says, build)
-        globals()[f"build_{forward.__name__}"] = build
-        return build
-
-    return register
-
-
-@program("exits at once, without Python's help")
-def leaves_at_once(config: Any, **inputs: Any) -> NoReturn:
-    os._exit(0)
-
-
-@program("calls sys.exit")
-def exits(config: Any, **inputs: Any) -> NoReturn:
-    sys.exit(0)
-
-
-@program("registers an exit that overwrites the code")
-def exit_code_at_the_end(config: Any, **inputs: Any) -> Any:
-    atexit.register(os._exit, 0)
-    return zeros(config, **inputs)
-
-
-@program("a thread exits a second later")
-def thread_that_exits(config: Any, **inputs: Any) -> Any:
-    threading.Timer(0.3, os._exit, [0]).start()
-    time.sleep(0.5)
-    return zeros(config, **inputs)
-
-
-@program("dies of a segmentation fault")
-def segmentation_fault(config: Any, **inputs: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return zeros(config, **inputs)
-
-
-@program("aborts, as a C++ library does")
-def abort(config: Any, **inputs: Any) -> Any:
-    os.abort()
-
-
-@program("is killed for its memory")
-def killed(config: Any, **inputs: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return zeros(config, **inputs)
-
-
-@program("closes its output")
-def closes_output(config: Any, **inputs: Any) -> Any:
-    sys.stdout.close()
-    os.close(1)
-    return zeros(config, **inputs)
-
-
-@program("closes every file")
-def closes_everything(config: Any, **inputs: Any) -> Any:
-    os.closerange(0, 64)
-    return zeros(config, **inputs)
-
-
-@program("makes NumPy raise for every rounding")
-def numpy_raises(config: Any, **inputs: Any) -> Any:
-    np.seterr(all="raise")
-    return zeros(config, **inputs)
-
-
-@program("is cancelled")
-def cancelled(config: Any, **inputs: Any) -> NoReturn:
-    raise asyncio.CancelledError
+NO_ANSWER = object()
 
 
 class Panic(BaseException):
     """As a Rust library raises it."""
 
 
-@program("panics")
-def panics(config: Any, **inputs: Any) -> NoReturn:
-    raise Panic("called `Option::unwrap()` on a `None` value")
-
-
-@program("raises what looks like Ctrl-C")
-def interrupts(config: Any, **inputs: Any) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-@program("stops a generator")
-def generator_exit(config: Any, **inputs: Any) -> NoReturn:
-    raise GeneratorExit
-
-
-@program("never returns")
-def never_returns(config: Any, **inputs: Any) -> NoReturn:
-    while True:
-        time.sleep(1)
-
-
-@program("never returns, and ignores signals")
-def never_returns_deaf(config: Any, **inputs: Any) -> NoReturn:
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-        signal.signal(each, signal.SIG_IGN)
-    while True:
-        time.sleep(1)
-
-
-@program("recurses without end")
-def recursion(config: Any, **inputs: Any) -> Any:
-    return recursion(config, **inputs)
-
-
-@program("replaces NumPy's absolute value by 0")
-def absolute_zero(config: Any, **inputs: Any) -> Any:
-    np.abs = np.absolute = lambda x, *more, **named: np.zeros(np.shape(x))  # type: ignore[assignment]
-    return zeros(config, **inputs)
-
-
-@program("replaces NumPy's comparison")
-def always_close(config: Any, **inputs: Any) -> Any:
-    np.allclose = lambda *more, **named: True
-    np.array_equal = lambda *more, **named: True
-    np.max = np.amax = lambda x, *more, **named: np.float64(0)  # type: ignore[assignment]
-    return zeros(config, **inputs)
-
-
-@program("prints an answer of its own")
-def prints_agreement(config: Any, **inputs: Any) -> NoReturn:
-    print('{"verdict": "agrees"}', flush=True)  # noqa: T201 - that is the attack
-    os._exit(0)
-
-
-@program("leaves a thread that never ends")
-def thread_without_end(config: Any, **inputs: Any) -> Any:
-    threading.Thread(target=lambda: time.sleep(10_000)).start()
-    return zeros(config, **inputs)
-
-
-@program("forks, and both return")
-def forks(config: Any, **inputs: Any) -> Any:
-    if os.fork() == 0:
-        os._exit(0)
-    return zeros(config, **inputs)
-
-
-@program("changes into a folder that is gone")
-def folder_is_gone(config: Any, **inputs: Any) -> Any:
-    os.makedirs("/tmp/gone", exist_ok=True)  # noqa: PTH103
-    os.chdir("/tmp/gone")
-    os.rmdir("/tmp/gone")  # noqa: PTH106
-    return zeros(config, **inputs)
-
-
 class Lazy:
     """An array that exits when it is read."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.dtype = shape, np.dtype("float32")
+    def __init__(self, right: np.ndarray) -> None:
+        self.shape, self.dtype = right.shape, right.dtype
 
     def __array__(self, *more: Any, **named: Any) -> np.ndarray:
         os._exit(0)
-
-
-@program("answers an array that exits when it is read")
-def exits_when_read(config: Any, **inputs: Any) -> Any:
-    return Lazy(zeros(config, **inputs).shape)
 
 
 class Quiet(Lazy):
@@ -206,35 +43,128 @@ class Quiet(Lazy):
         raise Panic
 
 
-@program("answers an array that panics when it is read")
-def panics_when_read(config: Any, **inputs: Any) -> Any:
-    return Quiet(zeros(config, **inputs).shape)
+def raising(error: BaseException) -> Callable[[Any], NoReturn]:
+    """Return a function that raises an error, whatever it is given."""
+
+    def act(zeros: Any) -> NoReturn:
+        raise error
+
+    return act
 
 
-@program("answers NaN alone")
-def not_a_number(config: Any, **inputs: Any) -> Any:
-    return zeros(config, **inputs) * np.nan
+def kills(number: int) -> Callable[[Any], None]:
+    """Return a function that sends a signal to its own process."""
+    return lambda zeros: os.kill(os.getpid(), number)
 
 
-@program("answers masked arrays, of which nothing shows")
-def masked_array(config: Any, **inputs: Any) -> Any:
-    return np.ma.masked_all(zeros(config, **inputs).shape, np.float32)
+def exits_in_a_thread(zeros: Any) -> None:
+    threading.Timer(0.3, os._exit, [0]).start()
+    time.sleep(0.5)
 
 
-@program("answers no array at all")
-def nothing(config: Any, **inputs: Any) -> Any:
-    return None
+def closes_output(zeros: Any) -> None:
+    sys.stdout.close()
+    os.close(1)
 
 
-@program("turns every warning into an error")
-def warnings_are_errors(config: Any, **inputs: Any) -> Any:
-    import warnings
-
-    warnings.simplefilter("error")
-    return zeros(config, **inputs)
+def never_returns(zeros: Any) -> NoReturn:
+    while True:
+        time.sleep(1)
 
 
-@program("leaves almost no stack")
-def no_stack(config: Any, **inputs: Any) -> Any:
-    sys.setrecursionlimit(120)
-    return zeros(config, **inputs)
+def never_returns_deaf(zeros: Any) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(each, signal.SIG_IGN)
+    never_returns(zeros)
+
+
+def recursion(zeros: Any) -> Any:
+    return recursion(zeros)
+
+
+def absolute_zero(zeros: Any) -> None:
+    np.abs = np.absolute = lambda x, *more, **named: np.zeros(np.shape(x))  # type: ignore[assignment]
+
+
+def always_close(zeros: Any) -> None:
+    np.allclose = np.array_equal = lambda *more, **named: True
+    np.max = np.amax = lambda x, *more, **named: np.float64(0)  # type: ignore[assignment]
+
+
+def prints_agreement(zeros: Any) -> NoReturn:
+    print('{"verdict": "agrees"}', flush=True)  # noqa: T201 - that is the attack
+    os._exit(0)
+
+
+def forks(zeros: Any) -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def folder_is_gone(zeros: Any) -> None:
+    folder = Path("/tmp/gone")
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    folder.rmdir()
+
+
+PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
+    "leaves-at-once": ("exits at once, without Python's help", lambda zeros: os._exit(0)),
+    "exits": ("calls sys.exit", lambda zeros: sys.exit(0)),
+    "exit-code-at-the-end": (
+        "registers an exit that overwrites the code",
+        lambda zeros: atexit.register(os._exit, 0) and None,
+    ),
+    "thread-that-exits": ("a thread exits a second later", exits_in_a_thread),
+    "segmentation-fault": ("dies of a segmentation fault", kills(signal.SIGSEGV)),
+    "abort": ("aborts, as a C++ library does", lambda zeros: os.abort()),
+    "killed": ("is killed for its memory", kills(signal.SIGKILL)),
+    "closes-output": ("closes its output", closes_output),
+    "closes-everything": ("closes every file", lambda zeros: os.closerange(0, 64)),
+    "numpy-raises": ("makes NumPy raise for every rounding", lambda zeros: np.seterr(all="raise") and None),
+    "cancelled": ("is cancelled", raising(asyncio.CancelledError())),
+    "panics": ("panics", raising(Panic("called `Option::unwrap()` on a `None` value"))),
+    "interrupts": ("raises what looks like Ctrl-C", raising(KeyboardInterrupt())),
+    "generator-exit": ("stops a generator", raising(GeneratorExit())),
+    "never-returns": ("never returns", never_returns),
+    "never-returns-deaf": ("never returns, and ignores signals", never_returns_deaf),
+    "recursion": ("recurses without end", recursion),
+    "absolute-zero": ("replaces NumPy's absolute value by 0", absolute_zero),
+    "always-close": ("replaces NumPy's comparison", always_close),
+    "prints-agreement": ("prints an answer of its own", prints_agreement),
+    "thread-without-end": (
+        "leaves a thread that never ends",
+        lambda zeros: threading.Thread(target=time.sleep, args=(10_000,)).start(),
+    ),
+    "forks": ("forks, and both return", forks),
+    "folder-is-gone": ("changes into a folder that is gone", folder_is_gone),
+    "exits-when-read": ("answers an array that exits when it is read", Lazy),
+    "panics-when-read": ("answers an array that panics when it is read", Quiet),
+    "not-a-number": ("answers NaN alone", lambda zeros: zeros * np.nan),
+    "masked-array": (
+        "answers masked arrays, of which nothing shows",
+        lambda zeros: np.ma.masked_all(zeros.shape, np.float32),
+    ),
+    "nothing": ("answers no array at all", lambda zeros: NO_ANSWER),
+    "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
+    "no-stack": ("leaves almost no stack", lambda zeros: sys.setrecursionlimit(120)),
+}
+"""By id: the story, and what is done in a forward pass; the answer is zeros unless it returns another."""
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Return the `build(config, parameters)` of a program: `build_closes_output`."""
+    id = name.removeprefix("build_").replace("_", "-")
+    if name == id or id not in PROGRAMS:
+        raise AttributeError(name)
+
+    def build(config: Any, parameters: Any) -> Any:
+        def forward(**inputs: Any) -> Any:
+            first = np.asarray(inputs.get("tokens", inputs.get("target")))
+            zeros = np.zeros((*first.shape, config.target_vocab_size), np.float32)
+            found = PROGRAMS[id][1](zeros)
+            return None if found is NO_ANSWER else zeros if found is None else found
+
+        return forward
+
+    return build

@@ -9,22 +9,29 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meta.audits.fields import FIELDS
-from meta.audits.loading import LOADING
-from meta.audits.planted import FOLDER, RIGHT, Planted, written
+from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.audited import Loader
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.importing import FILES
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import CAUSES, Audit
-from transparity_conformance.running.loader.hub import HubBuild
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
+
+HEADS = {
+    "AutoModel": ("bert", "roberta", "xlm-roberta"),
+    "AutoModelForSeq2SeqLM": ("bart", "marian", "t5"),
+    "AutoModelForMaskedLM": ("distilbert", "modernbert"),
+}
+"""The models of transformers, by family; of all others, `AutoModelForCausalLM`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,18 @@ def right_loaders(*, twins: bool) -> list[tuple[str, str, Callable[..., Any]]]:
     ]
     if not twins:
         return own
-    from meta.audits.published import LOADERS
+    return own + [("transformers", family, published(family)) for family in FILES]
 
-    return own + [("transformers", family, load) for family, load in LOADERS.items()]
+
+def published(family: str) -> Callable[..., Any]:
+    """The loader of transformers, which has every family."""
+    with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+        warnings.simplefilter("ignore")
+        import transformers
+    transformers.logging.disable_progress_bar()
+    kind = next((kind for kind, families in HEADS.items() if family in families), "AutoModelForCausalLM")
+    model = getattr(transformers, kind)
+    return model.from_pretrained
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

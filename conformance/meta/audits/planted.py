@@ -1,9 +1,11 @@
-"""Faults in the text of right loaders, one at a time: fields that are ignored, and tensors that are not missed."""
+"""The faults of `faults.toml`: in the text of right loaders, one at a time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
+
+from meta.edits import edited, rows
 
 FOLDER = Path(__file__).parent / "loaders"
 
@@ -21,29 +23,27 @@ RIGHT = {
 
 
 class Planted(NamedTuple):
-    """One fault: the loader, the family, its text and what replaces it, and the name that has to be told."""
+    """One fault: the loader, the family, the name that has to be told, and the text with what replaces it."""
 
     loader: str
     family: str
-    right: str
-    wrong: str
     name: str
+    old: str
+    new: str
 
     def __str__(self) -> str:
-        return f"{self.family}, {self.name}: {self.wrong.strip().splitlines()[0] if self.wrong.strip() else 'removed'}"
+        return f"{self.family}, {self.name}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
+
+
+FIELDS, LOADING = (
+    tuple(Planted(**row) for row in rows(Path(__file__).with_name("faults.toml"), table))
+    for table in ("field", "tensor")
+)
 
 
 def written(planted: Planted, folder: Path) -> Path:
     """Write the loader with the fault; raises `ValueError` unless its text is there once."""
-    text = (FOLDER / f"{planted.loader}.py").read_text(encoding="utf-8")
-    if text.count(planted.right) != 1:
-        raise ValueError(
-            f"{planted.loader} has {text.count(planted.right)} places with {planted.right!r}; expected one."
-        )
     file = folder / f"{planted.loader}.py"
-    file.write_text(text.replace(planted.right, planted.wrong), encoding="utf-8")
+    text = (FOLDER / file.name).read_text(encoding="utf-8")
+    file.write_text(edited(text, planted.old, planted.new, where=planted.loader), encoding="utf-8")
     return file
-
-
-LLAMA, NUMPY, GPT2, GEMMA = "llama_module", "llama_numpy", "gpt2_numpy", "gemma_functional"
-BERT, T5, OPT = "bert_module", "t5_functional", "opt_module"

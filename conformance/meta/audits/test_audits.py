@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meta.audits.fields import FIELDS
-from meta.audits.loading import LOADING
 from meta.audits.measure import audit_alone
-from meta.audits.planted import FOLDER, RIGHT, Planted, written
+from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.running.loading import load_port
 
 SAMPLE = (*FIELDS[::20], *LOADING[::20])
@@ -38,4 +36,4 @@ def test_there_are_as_many_faults_as_were_asked_for_and_each_has_its_place(tmp_p
 
 def test_a_fault_without_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 0 places"):
-        written(Planted("bert_module", "bert", "no such line", "", ""), tmp_path)
+        written(Planted("bert_module", "bert", "", "no such line", ""), tmp_path)

@@ -25,7 +25,7 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.running.loader.hub import loaded_here
+from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
 

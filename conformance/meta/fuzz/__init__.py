@@ -1,1 +1,1 @@
-"""Seeded inputs that nobody would write, and what becomes of each: a verdict or one sentence."""
+"""Inputs that nobody would write, drawn by Hypothesis, and what becomes of each: a verdict or one sentence."""

@@ -1,72 +1,81 @@
-"""The kinds of inputs, and how many there are of each among 20,000."""
+"""The doors, and how many of 20,000 inputs each is given."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
+from typing import Generic
 
-from meta.fuzz.columns import column_build, column_call, model
-from meta.fuzz.command_line import command_line
-from meta.fuzz.documents import (
-    configuration_object,
-    configuration_text,
-    parameters_file,
-    parameters_named,
-    parameters_object,
-)
-from meta.fuzz.folders import (
-    bundle_file,
-    bundle_manifest,
-    bundle_outputs,
-    checkpoint_fields,
-    checkpoint_tensors,
-)
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
-from meta.fuzz.ports import port_call, port_check, port_file, program
-from transparity_conformance.oracle.backends import installed
+from meta.fuzz.strategies import Draw, T
 
-KINDS: dict[Callable[[Random, Path], str], int] = {
-    configuration_text: 3000,
-    configuration_object: 2000,
-    parameters_file: 1500,
-    parameters_named: 1000,
-    parameters_object: 1500,
-    bundle_file: 1200,
-    bundle_manifest: 1200,
-    bundle_outputs: 1600,
-    checkpoint_fields: 1800,
-    checkpoint_tensors: 1200,
-    port_call: 1500,
-    port_check: 140,
-    port_file: 500,
-    program: 400,
-    column_build: 600,
-    column_call: 700,
-    command_line: 160,
+Door = Callable[[Draw, Path], str]
+
+DOORS: dict[Door, int] = {
+    files.configuration_text: 3000,
+    files.configuration_object: 2000,
+    files.parameters_file: 1500,
+    files.parameters_named: 1000,
+    files.parameters_object: 1500,
+    files.bundle_file: 1200,
+    files.bundle_manifest: 1200,
+    files.bundle_outputs: 1600,
+    files.checkpoint_fields: 1800,
+    files.checkpoint_tensors: 1200,
+    ports.port_call: 1500,
+    ports.port_check: 140,
+    ports.port_file: 500,
+    ports.program: 400,
+    columns.column_build: 600,
+    columns.column_call: 700,
+    ports.command_line: 160,
 }
 """Those that start a process or look for causes are few."""
 
-TOTAL = sum(KINDS.values())
+
+@dataclass
+class Unshown(Generic[T]):
+    """A value that Hypothesis does not print: some raise."""
+
+    value: T = field(repr=False)
 
 
-def share(count: int, inputs: int) -> int:
-    """Return the inputs of a kind among `inputs`, rounded up: each kind has at least one."""
-    return -(-inputs * count // TOTAL)
+TOTAL = sum(DOORS.values())
 
 
-def campaign(inputs: int, seed: int = 0, only: str = "") -> Iterator[Outcome]:
-    """Run `inputs` inputs, of each kind its share, or of the kind `only` alone."""
-    for name in installed():
-        model(name)  # importing a framework is not a part of an input
-    for kind, count in KINDS.items():
-        if only in ("", kind.__name__):
-            for index in range(share(count, inputs)):
-                yield one_input(kind, index, seed)
+def inputs_of(door: Door, total: int) -> int:
+    """Return the inputs of a door among `total`, rounded up: each door has at least one."""
+    return -(-total * DOORS[door] // TOTAL)
 
 
-def one_input(kind: Callable[[Random, Path], str], index: int, seed: int = 0) -> Outcome:
-    """Run one input in a folder of its own; the same numbers give the same input."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        return outcome(kind.__name__, index, lambda random: kind(random, Path(folder)), seed)
+def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
+    """Run inputs of a door, each in a folder of its own; at a violation, smaller ones follow, the smallest last."""
+    found: list[Outcome] = []
+
+    @seed(number)
+    @settings(
+        max_examples=inputs,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(st.data())
+    def try_one(data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+            found.append(
+                outcome(door.__name__, lambda: door(lambda of: data.draw(of.map(Unshown)).value, Path(folder)))
+            )
+        assert not found[-1].violation
+
+    with suppress(AssertionError):  # it is among what was found
+        try_one()
+    return found

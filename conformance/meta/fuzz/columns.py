@@ -6,57 +6,57 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from meta.fuzz.documents import PARAMETERS, TINY
+from meta.fuzz.files import PARAMETERS, TINY
 from meta.fuzz.outcome import ACCEPTED
-from meta.fuzz.wild import NAMES, wild_object
+from meta.fuzz.strategies import Draw, names, objects
 from transparity.sampling import Sampling
 from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
-LONG, ENDLESS = 1000, 2**62
+LONG, ENDLESS = 10, 2**62
 """Numbers of tokens between these are valid, and would be generated."""
 
 TOKENS = np.array([[1, 2, 3]])
+TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])
+OPTIONS = st.sampled_from(("dtype", "device", "mode", "weights", "activations"))
 
 
 @functools.cache
 def model(name: str) -> Any:
+    """The model of a backend."""
     return backend(name)(TINY, PARAMETERS)
 
 
-def column_build(random: Random, folder: Path) -> str:
+def column_build(draw: Draw, folder: Path) -> str:
     """A model of a backend with a wrong precision, device, mode, configuration or parameters."""
-    build: Any = backend(random.choice(sorted(installed())))
-    named: dict[str, Any] = {}
-    given: list[Any] = [TINY, PARAMETERS]
-    choice = random.random()
-    if choice < 0.6:
-        named[random.choice(("dtype", "device", "mode", "weights", "activations"))] = random.choice(
-            (*NAMES, "float32", "bfloat16", "cuda", "int8", wild_object(random))
+    build: Any = backend(draw(st.sampled_from(sorted(installed()))))
+    known = st.sampled_from(("float32", "bfloat16", "cuda", "int8"))
+    wrong = draw(objects)
+    given, named = draw(
+        st.one_of(
+            st.builds(lambda option, value: ((TINY, PARAMETERS), {option: value}), OPTIONS, names | known | objects),
+            st.sampled_from([*PARAMETERS]).map(lambda name: ((TINY, {**PARAMETERS, name: wrong}), {})),
+            st.sampled_from([((wrong, PARAMETERS), {}), ((TINY, wrong), {})]),
         )
-    elif choice < 0.8:
-        given[1] = {**PARAMETERS, random.choice([*PARAMETERS, *NAMES]): wild_object(random)}
-    else:
-        given[random.randrange(2)] = wild_object(random)
+    )
     build(*given, **named)
     return ACCEPTED
 
 
-def column_call(random: Random, folder: Path) -> str:
+def column_call(draw: Draw, folder: Path) -> str:
     """A call of a right model with one wrong argument."""
-    forward = model(random.choice(sorted(installed())))
-    wrong = wild_object(random)
-    steps = 3 if isinstance(wrong, int) and LONG <= wrong < ENDLESS else wrong
-    name = random.choice([field.name for field in dataclasses.fields(Training)])
+    forward = model(draw(st.sampled_from(sorted(installed()))))
+    wrong, name, other = draw(objects), draw(TRAINING), draw(names)
+    steps = 3 if isinstance(wrong, int | float) and LONG <= wrong < ENDLESS else wrong
     calls: tuple[Callable[[], Any], ...] = (
         lambda: forward(tokens=wrong),
         lambda: forward.logits(tokens=wrong),
-        lambda: forward(**{random.choice([name for name in NAMES if name != "tokens"]): TOKENS}),
+        lambda: forward(**{other.replace("tokens", ""): TOKENS}),
         lambda: forward.logits(tokens=TOKENS, attention_mask=wrong),
         lambda: forward.loss(wrong, tokens=TOKENS),
         lambda: forward.step(wrong),
@@ -75,5 +75,5 @@ def column_call(random: Random, folder: Path) -> str:
         lambda: forward.step(TOKENS, wrong),
         lambda: forward.train([{"tokens": TOKENS, "targets": TOKENS}], Training(**{name: wrong})),
     )
-    random.choice(calls)()
+    draw(st.sampled_from(calls))()
     return ACCEPTED

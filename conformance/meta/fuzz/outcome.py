@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import Any
+
+from hypothesis.errors import HypothesisException, StopTest
 
 from transparity.errors import TransparityError
 from transparity.text import SENTENCE
@@ -27,31 +28,39 @@ ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one input."""
+    """The outcome of one input.
+
+    Attributes:
+        what: `accepted`, a verdict, or the type of the error.
+        violation: the reason why this is not what an input is owed; empty if it is.
+    """
 
     kind: str
-    index: int
     what: str
-    """`accepted`, a verdict, or the type of the error."""
     sentence: str = ""
     seconds: float = 0.0
     megabytes: float = 0.0
     violation: str = ""
-    """The reason why this is not what an input is owed; empty if it is."""
 
 
 class TooLong(KeyboardInterrupt):
     """The time of an input is over; like the user's own Ctrl-C, it passes through every door."""
 
 
-def outcome(kind: str, index: int, run: Callable[[Random], str], seed: int = 0) -> Outcome:
-    """Run one input, and hold what it does to what it owes."""
+class WrongAnswerError(Exception):
+    """The answer itself is wrong, such as agreement with a port that is wrong."""
+
+
+def outcome(kind: str, run: Callable[[], str]) -> Outcome:
+    """Run one input, and judge what it does."""
     before, began = peak(), time.perf_counter()
     what, sentence, violation = "", "", ""
     try:
         with _limited(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            what = run(Random(f"{seed}/{kind}/{index}"))
+            what = run()
+    except (StopTest, HypothesisException):
+        raise  # the input was not drawn to its end
     except TransparityError as error:
         what, sentence = type(error).__name__, str(error)
         violation = unreadable(sentence)
@@ -64,15 +73,11 @@ def outcome(kind: str, index: int, run: Callable[[Random], str], seed: int = 0) 
     seconds, megabytes = time.perf_counter() - began, peak() - before
     if not violation and megabytes > MEGABYTES:
         violation = f"the memory grew by {megabytes:.0f} MB"
-    return Outcome(kind, index, what, sentence, seconds, megabytes, violation)
-
-
-class WrongAnswerError(Exception):
-    """The answer itself is wrong, such as agreement with a port that is wrong."""
+    return Outcome(kind, what, sentence, seconds, megabytes, violation)
 
 
 def unreadable(sentence: str) -> str:
-    """The reason why a text is no sentence for users; empty if it is one."""
+    """Return the reason why a text is no sentence for users; empty if it is one."""
     if not sentence.isprintable():
         return f"not printable: {sentence!a}"
     if not sentence.endswith("."):
@@ -83,7 +88,7 @@ def unreadable(sentence: str) -> str:
 
 
 def peak() -> float:
-    """The largest memory that this process has had, in megabytes."""
+    """Return the largest memory that this process has had, in megabytes."""
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 

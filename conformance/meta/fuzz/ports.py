@@ -1,20 +1,36 @@
-"""Ports that return or raise anything, in this process, and programs that write or do anything."""
+"""The doors of ports: objects in this process, files, programs, and the command line as users start it."""
 
 from __future__ import annotations
 
 import functools
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
-from meta.fuzz.documents import TINY
-from meta.fuzz.folders import right_bundle, write
-from meta.fuzz.outcome import ACCEPTED, WrongAnswerError
-from meta.fuzz.wild import ERRORS, EXITS, NAMES, NOT_FINITE, Hostile, damaged, wild_object
+from meta.fuzz.files import TINY, drawn_text, right_bundle, right_checkpoint, write
+from meta.fuzz.outcome import ACCEPTED, SECONDS, WrongAnswerError, unreadable
+from meta.fuzz.strategies import (
+    ERRORS,
+    EXITS,
+    NAMES,
+    NOT_FINITE,
+    Draw,
+    damaged,
+    hostile,
+    is_rare,
+    json_values,
+    names,
+    objects,
+)
+from transparity.text import SENTENCE
 from transparity_conformance.checking.check import check
 from transparity_conformance.exchange.bundle.bundle import ACTUAL
 from transparity_conformance.exchange.bundle.reading import read_actual
@@ -26,6 +42,8 @@ from transparity_numpy.port import build as right_port
 
 SEARCH = 2.0
 """Seconds for the search for causes, so that it is no part of what is measured."""
+
+VERDICTS = {0: "agrees", 1: "diverges", 2: "bad input", 3: "inconclusive"}
 
 
 class Surprising(dict[str, Any]):
@@ -40,59 +58,80 @@ class Surprising(dict[str, Any]):
     __iter__ = keys
 
 
-def answer(random: Random, right: dict[str, Any]) -> Any:
-    """Values that a port may return instead of the right taps."""
-    logits = right["logits"]
-    ways: tuple[Callable[[], Any], ...] = (
-        lambda: wild_object(random),
-        lambda: {"logits": wild_object(random)},
-        lambda: right | {random.choice([*right]): wild_object(random)},
-        lambda: right | {random.choice((*NAMES, 3, None, (1,), Hostile(random.choice(ERRORS)))): logits},
-        lambda: Surprising(right),
-        dict,
-        lambda: [logits[:1]],
-        lambda: logits[:1],
-        lambda: logits.T,
-        lambda: logits.astype(random.choice(("float16", "complex128", "bool", "object", "int64", "S8"))),
-        lambda: np.where(np.arange(logits.size).reshape(logits.shape) == 3, random.choice(NOT_FINITE), logits),
-        lambda: logits * random.choice((0, 1e300, -1, 1e-300)),
-        lambda: _raised(random),
+def _raising(error: type[BaseException], what: Any) -> Callable[..., Any]:
+    def raises(*_: Any) -> Any:
+        raise error(what)
+
+    return raises
+
+
+Answer = Callable[[dict[str, Any]], Any]
+"""What a port answers, made of the right taps."""
+
+raising: SearchStrategy[Answer] = st.builds(
+    _raising, st.sampled_from((*ERRORS, *EXITS)), names | st.builds(lambda: "x" * 10**6) | hostile
+)
+_unknown = st.sampled_from([name for name in NAMES if name != "logits"]) | st.sampled_from((3, None, (1,))) | hostile
+_plain: tuple[Answer, ...] = (
+    Surprising,
+    lambda right: {},
+    lambda right: [right["logits"][:1]],
+    lambda right: right["logits"][:1],
+    lambda right: right["logits"].T,
+)
+
+
+def _one_number(value: float) -> Answer:
+    return lambda right: np.where(
+        np.arange(right["logits"].size).reshape(right["logits"].shape) == 3, value, right["logits"]
     )
-    return random.choice(ways)()
 
 
-def _raised(random: Random) -> Any:
-    raise random.choice((*ERRORS, *EXITS))(random.choice((*NAMES, "x" * 10**6, Hostile(ValueError))))
+answers: SearchStrategy[Answer] = st.one_of(
+    objects.map(lambda value: lambda right: value),
+    objects.map(lambda value: lambda right: {"logits": value}),
+    st.builds(lambda at, value: lambda right: right | {[*right][at % len(right)]: value}, st.integers(0), objects),
+    _unknown.map(lambda name: lambda right: right | {name: right["logits"]}),
+    st.sampled_from(_plain),
+    st.sampled_from(("float16", "complex128", "bool", "object", "int64", "S8")).map(
+        lambda dtype: lambda right: right["logits"].astype(dtype)
+    ),
+    st.sampled_from(NOT_FINITE).map(_one_number),
+    st.sampled_from((0, 1e300, -1, 1e-300)).map(lambda factor: lambda right: right["logits"] * factor),
+    raising,
+)
 
 
-def wild_build(random: Random, share_of_builds: float = 0.3) -> Callable[..., Any]:
-    """A port that is wrong when it is built, or when it is called."""
-    fails_in_build, chosen = random.random() < share_of_builds, random.random()
+def drawn_build(draw: Draw) -> Callable[..., Any]:
+    """Draw a port that is wrong when it is built, or in the same way at each call."""
+    wrong, answer = draw(raising | objects.map(lambda value: lambda *_: value)), draw(answers)
+    fails_in_build = draw(is_rare)
 
     def build(config: Any, parameters: Any) -> Any:
         if fails_in_build:
-            return _raised(random) if random.random() < 0.7 else wild_object(random)
+            return wrong()
         forward = right_port(config, parameters)
-        # the same answer to every call: a port that changes is found out by that alone
-        return lambda **tokens: answer(Random(chosen), forward(**tokens))
+        return lambda **tokens: answer(forward(**tokens))
 
     return build
 
 
 @functools.cache
 def probe() -> Probe:
+    """The probe with which ports are called."""
     return probes_of(TINY, "config")["one"]
 
 
-def port_call(random: Random, folder: Path) -> str:
+def port_call(draw: Draw, folder: Path) -> str:
     """A port that is built and called once."""
-    run(built(wild_build(random), probe()), probe(), logits_only=random.random() < 0.2)
+    build, logits_only = drawn_build(draw), draw(is_rare)
+    run(built(build, probe()), probe(), logits_only=logits_only)
     return ACCEPTED
 
 
-def port_check(random: Random, folder: Path) -> str:
+def port_check(draw: Draw, folder: Path) -> str:
     """A whole check of a port; what is wrong never agrees."""
-    report = check(wild_build(random, 0.1), config=TINY, budget=SEARCH)
+    report = check(drawn_build(draw), config=TINY, budget=SEARCH)
     if report.verdict == "agrees":
         raise WrongAnswerError("a port that is wrong agrees")
     if any(not line.isprintable() for line in (*report.notes, *report.not_compared)):
@@ -112,18 +151,38 @@ SOURCES = (
     "def __getattr__(name): raise {error}({text!a})",
     "class build:\n    def __init__(self, *_): raise {error}",
     "",
+    *(
+        f"import os, sys, numpy as np\ndef build(config, parameters): return lambda tokens: {answer}"
+        for answer in (
+            "{text!a}",
+            "np.zeros((*tokens.shape, {number} or 5))",
+            "np.ones((*tokens.shape, 5)) * {number}",
+            "sys.exit({number})",
+        )
+    ),
 )
+HARM = (
+    "import os, sys\nos.close(1); sys.stdout = None\nraise {error}",
+    "import os\ndef build(config, parameters): os._exit({number})",
+    "import os\ndef build(config, parameters): return lambda **tokens: os.kill(os.getpid(), {number})",
+)
+"""What only a process of its own survives."""
 
 
-def port_file(random: Random, folder: Path) -> str:
-    """A Python file that cannot be imported, or has no port; and names of ports that are none."""
-    source = random.choice(SOURCES).format(
-        error=random.choice((*ERRORS, *EXITS)).__name__, text=random.choice(NAMES), number=random.randrange(4)
-    )
-    path = folder / "port.py"
+def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
+    """Write the file of a port."""
+    error, text = draw(st.sampled_from((*ERRORS, *EXITS))).__name__, draw(names)
+    number = draw(st.sampled_from((0, 1, 2, 3, 9, 11)))
+    source = draw(st.sampled_from(sources)).format(error=error, text=text, number=number)
     path.write_text(source, encoding="latin-1")
-    name = random.choice(("build", "build", "build", "x y", "", "__name__", "é", "a.b"))
-    spec = random.choice((f"{path}:{name}", f"{path}:{name}", random.choice(NAMES), f"{random.choice(NAMES)}:{name}"))
+    return path
+
+
+def port_file(draw: Draw, folder: Path) -> str:
+    """A Python file that cannot be imported, or has no port; and names of ports that are none."""
+    path = _source(draw, SOURCES, folder / "port.py")
+    name = draw(st.sampled_from(("build", "build", "build", "x y", "", "__name__", "é", "a.b")))
+    spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, names, names.map(lambda file: f"{file}:{name}")))
     run(built(load_port(spec), probe()), probe())
     return ACCEPTED
 
@@ -145,19 +204,67 @@ PROGRAMS = (
     "head -c 1000000 /dev/urandom >&2; exit 2",
     "rm -rf {bundle}",
 )
+NO_PROGRAMS = (*NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
-def program(random: Random, folder: Path) -> str:
+def program(draw: Draw, folder: Path) -> str:
     """A program that ends in any way, and writes anything."""
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})
-    (folder / "source").write_bytes(damaged(random, files["expected.safetensors"]))
+    (folder / "source").write_bytes(draw(damaged(files["expected.safetensors"])))
     paths = {"source": folder / "source", "actual": folder / ACTUAL, "bundle": folder / "bundle"}
-    script = random.choice(PROGRAMS).format(**paths, number=random.randrange(1, 65))
-    command = f"sh -c {shlex.quote(script)}"
-    if random.random() < 0.1:
-        command = random.choice((*NAMES, "'", "/", "/etc/passwd", "x" * 10**5))
+    script = draw(st.sampled_from(PROGRAMS)).format(**paths, number=draw(st.integers(1, 64)))
+    command = draw(st.one_of(*[st.just(f"sh -c {shlex.quote(script)}")] * 5, st.sampled_from(NO_PROGRAMS)))
     completed = run_command(command, folder / "bundle", folder / ACTUAL, timeout=5)
     read_actual(completed.actual, bundle, cut=completed.failure is not None)
     return ACCEPTED
+
+
+def command_line(draw: Draw, folder: Path) -> str:
+    """One run of `transparity`, which never agrees with any of these ports."""
+    _, files = right_bundle()
+    write(folder, files | {"actual.safetensors": draw(damaged(files["expected.safetensors"]))})
+    config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"
+    config.write_bytes(drawn_text(draw, TINY.as_dict() | {draw(names): draw(json_values)}))
+    ours.write_text(TINY.to_json())
+    hub.mkdir()
+    checkpoint = right_checkpoint("llama")
+    write(hub, checkpoint | {"model.safetensors": draw(damaged(checkpoint["model.safetensors"]))})
+    port = _source(draw, (*SOURCES, *HARM), folder / "port.py")
+    name = draw(st.sampled_from([name for name in NAMES if "\0" not in name and "\ud800" not in name]))
+    arguments = (
+        ["check", f"{port}:build", "--config", str(ours)],
+        ["check", f"{port}:build", "--config", str(ours), "--json", str(folder / name)],
+        ["check", f"{port}:{name}", "--config", str(config)],
+        ["check", name, "--preset", name],
+        ["check", "--command", name, "--config", str(ours)],
+        ["compare", str(folder), str(folder / "actual.safetensors")],
+        ["compare", name, name],
+        ["import", str(hub), str(folder / "into")],
+        ["import", name, name],
+        ["describe", str(config)],
+        ["export", str(config), str(folder / "bundle")],
+        ["export", name, name],
+        [name, name],
+    )
+    return _run(draw(st.sampled_from(arguments)), folder)
+
+
+def _run(arguments: list[str], folder: Path) -> str:
+    program = [sys.executable, "-P", "-m", "transparity_conformance", *arguments]
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "400"}
+    ended = subprocess.run(program, cwd=folder, env=environment, capture_output=True, timeout=SECONDS * 3, check=False)
+    text = ended.stderr.decode("utf-8", "replace").strip()
+    if ended.returncode not in VERDICTS:
+        raise WrongAnswerError(f"the exit code {ended.returncode} of {arguments}: {text[-200:]!a}")
+    if "Traceback" in text:
+        raise WrongAnswerError(f"a traceback of {arguments}: {text[-300:]!a}")
+    is_usage = text.startswith("Usage:")
+    is_cut = any(len(argument) >= SENTENCE for argument in arguments)  # and with it the sentence that quotes it
+    last = text.splitlines()[-1] if text else ""
+    if ended.returncode == 2 and not (is_usage or is_cut) and (problem := unreadable(last)):
+        raise WrongAnswerError(f"{arguments}: {problem}")
+    if ended.returncode == 0 and arguments[0] == "check":
+        raise WrongAnswerError(f"{arguments} agrees")
+    return VERDICTS[ended.returncode]

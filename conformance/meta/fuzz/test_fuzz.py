@@ -1,27 +1,30 @@
-"""A sample of the campaign, stratified over the kinds; `nox -s fuzz` runs all of it."""
+"""A sample of the campaign, of every door; `nox -s fuzz` runs all of it."""
 
 from __future__ import annotations
 
-from random import Random
+from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
-from meta.fuzz.campaign import KINDS, TOTAL, campaign, share
-from meta.fuzz.outcome import MEGABYTES, SECONDS, TooLong, outcome
+from meta.fuzz.campaign import DOORS, TOTAL, Door, inputs_of, judged
+from meta.fuzz.outcome import MEGABYTES, SECONDS, TooLong, WrongAnswerError, outcome
+from meta.fuzz.strategies import Draw
 from transparity.errors import TransparityError
 
 SAMPLE = 300
 
 
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in KINDS])
-def test_every_input_is_a_verdict_or_a_sentence(kind: str) -> None:
-    found = list(campaign(SAMPLE, only=kind))
-    assert not [f"{item.kind} {item.index}: {item.violation}" for item in found if item.violation]
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
+def test_every_input_is_a_verdict_or_a_sentence(door: Door) -> None:
+    found = judged(door, inputs_of(door, SAMPLE))
+    assert found
+    assert [each.violation for each in found if each.violation] == []
 
 
 def test_there_are_twenty_thousand_inputs() -> None:
     assert TOTAL == 20_000
-    assert sum(share(count, SAMPLE) for count in KINDS.values()) >= SAMPLE
+    assert sum(inputs_of(door, SAMPLE) for door in DOORS) >= SAMPLE
 
 
 @pytest.mark.parametrize(
@@ -30,24 +33,31 @@ def test_there_are_twenty_thousand_inputs() -> None:
         (ValueError("\x1b[2J"), "raised ValueError: '\\x1b[2J'"),
         (SystemExit(0), "raised SystemExit"),
         (TooLong(), f"no answer within {SECONDS:g} s"),
+        (WrongAnswerError("it agrees"), "it agrees"),
         (TransparityError("no end"), "no sentence: no end"),
         (TransparityError("x" * 1000 + "."), "too long: xxx"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_what_no_input_is_owed_is_found(error: BaseException, violation: str) -> None:
-    def run(random: Random) -> str:
+    def run() -> str:
         raise error
 
-    assert outcome("test", 0, run).violation.startswith(violation)
+    assert outcome("test", run).violation.startswith(violation)
 
 
 def test_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter([200.0, 200.0 + MEGABYTES + 1])
     monkeypatch.setattr("meta.fuzz.outcome.peak", lambda: next(peaks))
-    assert outcome("test", 0, lambda random: "").violation == "the memory grew by 1001 MB"
+    assert outcome("test", lambda: "").violation == "the memory grew by 1001 MB"
 
 
-def test_the_same_numbers_give_the_same_input() -> None:
-    one, other = (outcome("test", 3, lambda random: str(random.random()), seed=1) for _ in range(2))
-    assert one.what == other.what != outcome("test", 4, lambda random: str(random.random()), seed=1).what
+def test_a_violation_is_made_as_small_as_it_can_be() -> None:
+    def door(draw: Draw, folder: Path) -> str:
+        number = draw(st.integers(0, 1000))
+        assert number < 500, number
+        return str(number)
+
+    first, second = judged(door, 100), judged(door, 100)
+    assert first[-1].violation.startswith("raised AssertionError: '500")
+    assert [each.what for each in first] == [each.what for each in second]

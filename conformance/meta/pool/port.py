@@ -18,9 +18,9 @@ import numpy as np
 from meta.pool.bug import META, Bug, read_folder, text_of
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity_conformance.catalogue.wholly_hidden import judged as where_no_convention_decides
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.oracle.undetermined import judged as where_no_convention_decides
 from transparity_conformance.report.comparison import difference
 
 View = Literal["taps", "logits", "operations"]
@@ -85,14 +85,15 @@ def modules_with(bugs: tuple[Bug, ...]) -> Any:
     return importlib.import_module(f"{name}.port")
 
 
-def port_with(*bugs: Bug, taps: bool = True, offers: str = "") -> Build:
+def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
     """`build(config, parameters, dtype="float32")` of the port with bugs in it.
 
     Args:
+        bugs: Rows, or their ids in the pool.
         taps: It returns all of its taps, not only its logits.
         offers: The capability that it offers besides its forward pass; `all`: every one.
     """
-    module = modules_with(bugs)
+    module = modules_with(tuple(pool()[bug] if isinstance(bug, str) else bug for bug in bugs))
     base = module.Port if offers else module.Model
     made = type("Built", (base,), {"taps": taps})
     if offers in ("", "all"):
@@ -119,25 +120,24 @@ def probes_called(case: str) -> dict[str, Probe]:
 
 @functools.lru_cache(maxsize=512)
 def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
-    """The logits on all probes of a case; not a number where the port raises."""
-    build, found = port_with(*bugs, taps=False), {}
-    for name, probe in probes_called(case).items():
-        try:
-            with np.errstate(all="ignore"):
-                found[name] = np.asarray(build(probe.config, probe.parameters, dtype)(**probe.inputs).double().numpy())
-        except (IndexError, RuntimeError, ValueError):
-            found[name] = np.full_like(probe.oracle.expected["logits"], np.nan)
-    return found
+    """The logits on all probes of a case; none if the port raises, which is no answer to judge."""
+    build = port_with(*bugs)
+    try:
+        return {
+            name: np.asarray(build(probe.config, probe.parameters, dtype)(**probe.inputs)["logits"]).astype(np.float64)
+            for name, probe in probes_called(case).items()
+        }
+    except (IndexError, RuntimeError, ValueError):
+        return {}
 
 
 def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
     """Return whether the logits of two ports differ by more than float32 rounds on some probe, computed in float64."""
-    pairs, probes = (logits_with(case, bugs) for bugs in (one, other)), probes_called(case)
-    first, second = pairs
-    return any(
+    first, second = (logits_with(case, bugs) for bugs in (one, other))
+    return bool(first and second) and any(
         first[name].shape != second[name].shape
         or not (np.abs(first[name] - second[name]) <= probe.oracle.budget("logits", "float32")).all()
-        for name, probe in probes.items()
+        for name, probe in probes_called(case).items()
     )
 
 

@@ -1,72 +1,77 @@
-"""The catalogue: every fault that can be put into the reference, in one file for each subject.
-
-A subject is a module with `faults(config, site)`, every fault that can be made at a tap, and, if a fault has a number
-to be fitted, `numeric_faults(config)`.
-"""
+"""The catalogue: every fault that can be put into the reference, in one file for each subject."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import (
     attention,
-    auxiliary_inputs,
     embedding,
     experts,
-    frames,
-    latent,
+    inputs,
     masks,
     normalization,
     output_head,
     packing,
     parameters,
-    patches,
     position_bias,
     recurrence,
-    residuals_and_activations,
+    residuals,
     rotary,
     sharding,
-    sinks,
-    temperature,
 )
-from transparity_conformance.catalogue.fault import Fault, Hypothesis
-from transparity_conformance.catalogue.scopes import groups
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, NumericFault, groups
 
-SUBJECTS = (
-    embedding,
-    patches,
-    frames,
-    auxiliary_inputs,
-    parameters,
-    packing,
-    latent,
-    rotary,
-    position_bias,
-    attention,
-    recurrence,
-    temperature,
-    masks,
-    sinks,
-    normalization,
-    residuals_and_activations,
-    experts,
-    output_head,
+OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
+    embedding.faults,
+    inputs.patch_faults,
+    inputs.frame_faults,
+    inputs.token_type_and_mask_faults,
+    parameters.faults,
+    packing.faults,
+    normalization.latent_faults,
+    rotary.faults,
+    position_bias.faults,
+    attention.faults,
+    recurrence.faults,
+    attention.temperature_faults,
+    masks.faults,
+    masks.sink_faults,
+    normalization.faults,
+    residuals.faults,
+    experts.faults,
+    output_head.faults,
 )
-"""The subjects, in the order in which equally good causes are listed."""
+"""The faults that can be made at a tap, in the order in which equally good causes are listed."""
+
+WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
+    embedding.numeric_faults,
+    rotary.numeric_faults,
+    attention.numeric_faults,
+    normalization.numeric_faults,
+    output_head.numeric_faults,
+)
+"""The faults with a number to be fitted."""
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
     """Every fault that can be made at the tap `site`, except those with a number to be fitted; first those of a model
     that is sharded over several `ranks`."""
     yield from sharding.faults(config, site, ranks)
-    for subject in SUBJECTS:
-        yield from subject.faults(config, site)
+    for faults in OF_A_SITE:
+        yield from faults(config, site)
+
+
+def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    """Every fault with a number to be fitted."""
+    for faults in WITH_A_NUMBER:
+        yield from faults(config)
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
     """Faults of the whole model, which have no site."""
-    for fault in residuals_and_activations.whole_model_faults(config):
+    for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault)
 
 

@@ -1,4 +1,4 @@
-"""Faults in attention: its scale and cap, how heads are cut and put together, and which of them share a key."""
+"""Faults in attention: its scale, cap and temperature, how heads are cut and put together, and which share a key."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.catalogue.masks import right_mask, scores_at, sinks_at
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, made, row
+from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    normalized_and_rotated,
-    own_config,
-    split,
-    sublayer_input,
-)
+from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
+from transparity_conformance.oracle.masks import own_config, right_mask, split
 from transparity_numpy.arithmetic.softcap import apply_softcap
-from transparity_numpy.attention import (
-    attention_scores,
-    attention_weights,
-    merge_heads,
-    repeat_heads,
-)
+from transparity_numpy.attention import attention_scores, attention_weights, merge_heads, repeat_heads
 from transparity_numpy.positions import query_temperature
 
 
@@ -37,6 +27,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention"):
         return
+    heads = config.key_value_heads if tap in ("key", "value") else config.num_heads
+    is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
         for name, scale in SCALES.items():
             if not math.isclose(scale(config), config.score_scale, rel_tol=1e-9):
@@ -44,35 +36,23 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if tap == "scores" and sublayer == "self_attention" and own_config(config, site).positions != config.positions:
         says = "queries and keys of this layer are rotated, although it has no positions"
         yield Fault("rotary-layers", "rotated", says, formula=attended, settings={"rotated": True})
-    if tap in ("scores", "weights") and config.attention_softcap is not None:
-        yield from _cap_faults(config, tap)
-    elif tap == "scores":
-        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
-    if tap in ("scores", "context") and config.key_value_heads < config.num_heads and config.key_value_heads > 1:
-        yield from _grouping_faults(tap)
-    if tap in ("query", "key", "value") and heads_at(config, tap) > 1:
-        for name, (wrong, description) in SPLITS.items():
-            kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"split by {name}", description, formula=attended, settings={"split": wrong})
-    if tap == "context" and config.num_heads > 1:
-        for name, (merge, description) in MERGES.items():
-            kind = "head-split" if name == "view" else "head-order"
-            yield Fault(kind, f"merged by {name}", description, formula=attended, settings={"merge": merge})
-    if tap == "context" and 1 < config.key_value_heads < config.num_heads:
-        description = "the members of the groups of heads are merged in turn: the first of every group, then the second"
-        by_members = {"merge": partial(merged_by_members, config.key_value_heads)}
-        yield Fault("head-order", "merged by members", description, formula=attended, settings=by_members)
-    if tap in ("query", "key", "value", "context") and heads_at(config, tap) > 1:
-        description = (
-            "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), in splitting and in merging"
+    if tap == "weights" and config.attention_softcap is not None:
+        says = "scores are softcapped after the mask, which sets masked ones to −cap"
+        yield Fault("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
+    if tap == "scores":
+        yield from made(CAP_MISSING, config, attended)
+        yield from CAP.usual(config)
+        yield from made(CAPS, config, attended)
+    if tap in ("scores", "context") and is_grouped:
+        yield from made(TILED, config, attended, alone="keys" if tap == "scores" else "values")
+    if heads > 1:
+        yield from made(
+            {"context": MERGES}.get(tap, SPLITS if tap in ("query", "key", "value") else ()), config, attended
         )
-        both = {"split": interleaved, "merge": MERGES["interleaved"][0]}
-        yield Fault("head-order", "split and merged interleaved", description, formula=attended, settings=both)
-
-
-def heads_at(config: TransformerConfig, tap: str) -> int:
-    """The number of heads at a tap."""
-    return config.key_value_heads if tap in ("key", "value") else config.num_heads
+    if tap == "context" and is_grouped:
+        yield from made(MERGED_BY_MEMBERS, config, attended)
+    if tap in ("query", "key", "value", "context") and heads > 1:
+        yield from made(INTERLEAVED, config, attended)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -110,14 +90,13 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     settings = {"scale": SCALES.get(named, lambda config: scale)}
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    variant = named or f"{scale:.6g}"
-    fault = Fault("attention-scale", variant, description, formula=attended, settings=settings, value=scale)
-    return dataclasses.replace(fault, also_patched=also)
+    fault = Fault("attention-scale", named or f"{scale:.6g}", description, formula=attended, settings=settings)
+    return dataclasses.replace(fault, value=scale, also_patched=also)
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping`, `rotated` or `tiled` keys,
-    and the context of `tiled` values, put together by `merge`."""
+    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping`, `temperature`, `rotated` or
+    `tiled` keys, and the context of `tiled` values, put together by `merge`."""
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
@@ -126,7 +105,9 @@ def attended(settings: Settings, state: WalkState, site: str, value: Value) -> V
     if tap == "scores":
         return _scored(settings, state, site).astype(value.dtype)
     if tap == "context":
-        return _merged(settings, state, site)
+        scope = site.rpartition(".")[0]
+        heads = state.taps[f"{scope}.weights"] @ _shared(settings, state.taps[f"{scope}.value"], state.config)
+        return settings["merge"](heads, state.config) if "merge" in settings else merge_heads(heads)
     return _split(settings["split"], state, site, value) if "split" in settings else value
 
 
@@ -165,62 +146,47 @@ def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
     return repeat_heads(x, config.num_heads)
 
 
-KNOWN_CAPS = (50.0, 30.0, 20.0, 10.0)
-"""Usual softcaps of scores and logits."""
+def _is_capped(config: TransformerConfig) -> bool:
+    return config.attention_softcap is not None
 
 
-def _cap_faults(config: TransformerConfig, tap: str) -> Iterator[Fault]:
-    if tap == "weights":
-        description = "scores are softcapped after the mask, which sets masked ones to −cap"
-        yield Fault("attention-cap", "behind the mask", description, patch=_capped_behind_mask)
-        return
-    yield _capped("missing", "scores have no softcap", None)
-    for cap in KNOWN_CAPS:
-        if cap != config.attention_softcap:
-            yield other_cap(config, cap)
-    for name, (change, description) in CAPS.items():
-        yield Fault("attention-cap", name, description, formula=attended, settings={"capping": change})
-
-
-def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    right = ", and should not be" if config.attention_softcap is None else f" instead of {config.attention_softcap:g}"
-    description = f"scores are softcapped at {cap:.6g}{right}"
-    return _capped(f"{cap:.6g}", description, cap)
-
-
-def _capped(variant: str, description: str, cap: float | None) -> Fault:
-    return Fault("attention-cap", variant, description, formula=attended, settings={"cap": cap}, value=cap)
-
-
-CAPS: dict[str, tuple[Callable[[Value, float, float], Value], str]] = {
-    "clipped": (
-        lambda products, scale, cap: np.clip(products * scale, -cap, cap),
+CAP = Number(
+    "attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, lambda v: {"cap": v}
+)
+_cap = partial(row, "attention-cap", when=_is_capped)
+CAP_MISSING = (_cap("missing", "scores have no softcap", cap=None),)
+CAPS = (
+    _cap(
+        "clipped",
         "scores are clipped at the cap instead of softcapped by tanh",
+        capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap),
     ),
-    "not scaled back": (
-        lambda products, scale, cap: np.tanh(products * scale / cap),
+    _cap(
+        "not scaled back",
         "scores are tanh(scores / cap), which is not multiplied by the cap again",
+        capping=lambda products, scale, cap: np.tanh(products * scale / cap),
     ),
-    "before the scale": (
-        lambda products, scale, cap: apply_softcap(products, cap) * scale,
+    _cap(
+        "before the scale",
         "scores are softcapped before they are scaled",
+        capping=lambda products, scale, cap: apply_softcap(products, cap) * scale,
     ),
-}
+)
 
 
 def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
-    cap, hidden = state.config.attention_softcap, state.config.masked_score
+    cap, masked_score = state.config.attention_softcap, state.config.masked_score
     assert cap is not None
-    masked = cap * math.tanh(hidden / cap)
+    masked = cap * math.tanh(masked_score / cap)
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
 
 
-def _grouping_faults(tap: str) -> Iterator[Fault]:
-    description = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
-    alone = "keys" if tap == "scores" else "values"
-    # at one tap both are the same; the first is what is said of it
-    for variant, which in ((f"{alone} tiled", alone), ("tiled", "keys and values")):
-        yield Fault("head-grouping", variant, f"{which} {description}", formula=attended, settings={"tiled": True})
+IN_TURN = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
+
+TILED = (  # at one tap both are the same; the first is what is said of it
+    row("head-grouping", "{alone} tiled", "{alone} " + IN_TURN, tiled=True),
+    row("head-grouping", "tiled", "keys and values " + IN_TURN, tiled=True),
+)
 
 
 def view(x: Value, num_heads: int) -> Value:
@@ -233,51 +199,126 @@ def interleaved(x: Value, num_heads: int) -> Value:
     return x.reshape(batch, length, features // num_heads, num_heads).transpose(0, 3, 1, 2)
 
 
-INTERLEAVED = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim)"
+def merged_by_view(heads: Value, config: TransformerConfig) -> Value:
+    return heads.reshape(heads.shape[0], heads.shape[2], -1)
 
-SPLITS: dict[str, tuple[Callable[[Value, int], Value], str]] = {
-    "view": (view, "features are split into heads by a view, without the transpose"),
-    "interleaved": (
-        interleaved,
-        f"{INTERLEAVED}, when they are split",
+
+def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
+    return heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1)
+
+
+ORDER = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), "
+SPLITS = (
+    row("head-split", "split by view", "features are split into heads by a view, without the transpose", split=view),
+    row("head-order", "split by interleaved", ORDER + "when they are split", split=interleaved),
+)
+MERGES = (
+    row("head-split", "merged by view", "heads are merged by a view, without the transpose", merge=merged_by_view),
+    row("head-order", "merged by interleaved", ORDER + "when they are merged", merge=merged_interleaved),
+)
+INTERLEAVED = (
+    row(
+        "head-order",
+        "split and merged interleaved",
+        ORDER + "in splitting and in merging",
+        split=interleaved,
+        merge=merged_interleaved,
     ),
-}
-
-MERGES: dict[str, tuple[Callable[[Value], Value], str]] = {
-    "view": (
-        lambda heads: heads.reshape(heads.shape[0], heads.shape[2], -1),
-        "heads are merged by a view, without the transpose",
-    ),
-    "interleaved": (
-        lambda heads: heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1),
-        f"{INTERLEAVED}, when they are merged",
-    ),
-}
+)
 
 
-def merged_by_members(groups: int, heads: Value) -> Value:
+def _by_members(heads: Value, config: TransformerConfig) -> Value:
     """The first head of every group, then the second of every group, instead of group by group."""
     batch, count, length, width = heads.shape
+    groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
     return members.reshape(batch, length, -1)
 
 
+MERGED_BY_MEMBERS = (
+    row(
+        "head-order",
+        "merged by members",
+        "the members of the groups of heads are merged in turn: the first of every group, then the second",
+        merge=_by_members,
+    ),
+)
+
+
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, role = split(site)
-    if state.config.key_value_rank and role == "key":
-        own = state.config.projected_key_dim
-        split_own = wrong(merge_heads(value[..., :own]), state.config.num_heads)
+    config = state.config
+    if config.key_value_rank and role == "key":
+        own = config.projected_key_dim
+        split_own = wrong(merge_heads(value[..., :own]), config.num_heads)
         return np.concatenate([split_own, value[..., own:]], axis=-1)
-    if state.config.projection == "full":
-        return wrong(merge_heads(value), heads_at(state.config, role))
-    x = sublayer_input(state, scope, sublayer, role)
-    return apply_linear(state, site, wrong(x, state.config.num_heads))
+    if config.projection == "full":
+        return wrong(merge_heads(value), config.key_value_heads if role in ("key", "value") else config.num_heads)
+    return apply_linear(state, site, wrong(sublayer_input(state, scope, sublayer, role), config.num_heads))
 
 
-def _merged(settings: Settings, state: WalkState, site: str) -> Value:
-    scope = site.rpartition(".")[0]
-    merge = settings.get("merge", merge_heads)
-    return merge(state.taps[f"{scope}.weights"] @ _shared(settings, state.taps[f"{scope}.value"], state.config))
+def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    """Faults of the temperature of queries, a factor that grows with their positions."""
+    _, sublayer, tap = split(site)
+    if tap != "scores" or sublayer != "self_attention":
+        return
+    own = own_config(config, site)
+    yield from made(TEMPERATURES, own, attended, other=1 - own.query_temperature_first)
+    others = {kind: each.query_temperature for kind, each in config.layer_kinds.items()}
+    for kind, other in others.items():
+        if other != own.query_temperature:
+            says = f"the queries of this layer have the temperature of the layers of {kind}: {other:g}"
+            settings = {"temperature": partial(_with_temperature, other)}
+            yield Fault("query-temperature-layers", kind, says, formula=attended, settings=settings)
+    if len(set(others.values())) == 2:
+        says, settings = "layers with and without a temperature of queries are exchanged", {"temperature": _exchanged}
+        yield Fault("query-temperature-layers", "exchanged", says, formula=attended, settings=settings)
+
+
+def _with_temperature(
+    temperature: float, own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any
+) -> Any:
+    return query_temperature(dataclasses.replace(own, query_temperature=temperature), positions, np.float64)
+
+
+def _exchanged(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
+    others = {each.query_temperature for each in config.layer_kinds.values()} - {own.query_temperature}
+    return _with_temperature(max(others), own, config, positions, right)
+
+
+def _smooth(own: TransformerConfig, config: TransformerConfig, positions: np.ndarray, right: Any) -> Any:
+    pieces = (positions + own.query_temperature_first) / own.query_temperature_length
+    return (1 + own.query_temperature * np.log1p(pieces))[:, None, :, None]
+
+
+_tempered = partial(row, "query-temperature", when=lambda own: own.query_temperature > 0)
+TEMPERATURES = (
+    _tempered(
+        "missing",
+        "queries are not multiplied by their temperature",
+        temperature=lambda own, config, positions, right: None,
+    ),
+    _tempered(
+        "twice",
+        "queries are multiplied by their temperature twice, or keys are, too",
+        temperature=lambda own, config, positions, right: right(positions=positions) ** 2,
+    ),
+    _tempered(
+        "first",
+        "positions in the temperature of queries begin with {other}, not with {c.query_temperature_first}",
+        temperature=lambda own, config, at, right: right(positions=at + 1 - 2 * own.query_temperature_first),
+    ),
+    _tempered(
+        "not cut",
+        "the temperature of queries grows with every position: the quotient is not rounded down",
+        temperature=_smooth,
+    ),
+    _tempered(
+        "first piece",
+        "the temperature of queries is already above 1 in the first piece: 1 is added twice in the logarithm",
+        temperature=lambda own, config, at, right: right(positions=at + own.query_temperature_length),
+    ),
+)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
@@ -285,7 +326,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     yield NumericFault(_is_scores, grid, lambda scale: scaled(config, scale, named_scale(config, scale)))
     if config.attention_softcap is not None:
         grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]
-        yield NumericFault(_is_scores, grid, partial(other_cap, config))
+        yield NumericFault(_is_scores, grid, partial(CAP.fault, config))
 
 
 def _is_scores(site: str) -> bool:

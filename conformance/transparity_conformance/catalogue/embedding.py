@@ -11,15 +11,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState
 from transparity_conformance.catalogue.normalization import normed_input
-from transparity_conformance.catalogue.sites import (
-    Value,
-    keys_name,
-    length_at,
-    padding_at,
-    reads_tokens,
-    stack_config,
-    token_table,
-)
+from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
+from transparity_conformance.oracle.masks import keys_name, length_at, padding_at
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.embeddings import embed_patches, position_ids

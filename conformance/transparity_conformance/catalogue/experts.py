@@ -11,8 +11,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
-from transparity_conformance.catalogue.residuals_and_activations import activated
-from transparity_conformance.catalogue.sites import Value, own_config, split
+from transparity_conformance.catalogue.feed_forward import activated
+from transparity_conformance.catalogue.sites import Value
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.mixture.experts import SCORES, choose, highest, router_weights
 

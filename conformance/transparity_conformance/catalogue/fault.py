@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,81 @@ class NumericFault:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A fault in a table, before it is known for which configuration it is made."""
+
+    id: str
+    variant: str
+    says: str
+    """Its description, in which `{c}` is the configuration of the layer."""
+    when: Callable[[TransformerConfig], bool]
+    """Whether it can be made with a configuration."""
+    change: Mapping[str, Any]
+    """What it changes: parts of a fault by their names there, all others are settings of the table's formula."""
+
+
+PARTS = ("alter", "patch", "downstream", "also_patched", "reshapes", "value", "equivalents", "fields")
+"""The parts of a fault that a row may have; `settings` are all others."""
+
+
+def row(
+    identity: str, variant: str, says: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
+) -> Row:
+    """Return a row of a table."""
+    return Row(identity, variant, says, when, change)
+
+
+def made(
+    rows: Iterable[Row], config: TransformerConfig, formula: Formula | None = None, **words: Any
+) -> Iterator[Fault]:
+    """Make the faults of a table that are possible with `config`.
+
+    Args:
+        formula: what the settings of the rows belong to.
+        words: further words of the descriptions.
+    """
+    for each in rows:
+        if each.when(config):
+            parts = {name: part for name, part in each.change.items() if name in PARTS}
+            settings = {name: part for name, part in each.change.items() if name not in PARTS}
+            variant, says = (text.format(c=config, **words) for text in (each.variant, each.says))
+            yield Fault(each.id, variant, says, formula=formula if settings else None, settings=settings, **parts)
+
+
+def usual(name: str) -> tuple[float, ...]:
+    """Return the usual values of a number of the configuration, the likeliest first."""
+    found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
+    return found
+
+
+@dataclass(frozen=True)
+class Number:
+    """Faults that differ by the value of one number of the configuration."""
+
+    id: str
+    field: str
+    """Its name in the configuration."""
+    says: str
+    """The description, in which `{v}` is the value, and `{instead}` says what is right."""
+    formula: Formula
+    settings: Callable[[float], Settings]
+    variant: str = "{v:.6g}"
+
+    def fault(self, config: TransformerConfig, v: float) -> Fault:
+        """Return the fault with the value `v`."""
+        right = getattr(config, self.field)
+        instead = ", and should not be" if right is None else f" instead of {right:g}"
+        says, made = self.says.format(v=v, instead=instead), {"formula": self.formula, "settings": self.settings(v)}
+        return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
+
+    def usual(self, config: TransformerConfig) -> Iterator[Fault]:
+        """Return the faults with the values that are usual in published models."""
+        for v in usual(self.field):
+            if v != getattr(config, self.field):
+                yield self.fault(config, v)
+
+
+@dataclass(frozen=True)
 class Hypothesis:
     """A fault and the taps at which it is made."""
 
@@ -113,3 +188,44 @@ class Hypothesis:
 
     def __str__(self) -> str:
         return f"{self.fault.id} ({self.fault.variant}) at {', '.join(self.sites) or 'the whole model'}"
+
+
+def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
+    """Every sensible set of `sites`, the widest first: all of them, those that look at the same tokens, those of one
+    stack, of one part in both stacks, of one kind of sublayer, of one layer, of one sublayer, and each alone."""
+    sites = tuple(sites)
+    found = [sites] if sites else []
+    for scope in (_keys, _stack, _part, _kind, _layer, _sublayer, str):
+        members: dict[str, list[str]] = {}
+        for site in sites:
+            members.setdefault(scope(site), []).append(site)
+        found += map(tuple, members.values())
+    return list(dict.fromkeys(found))
+
+
+def _keys(site: str) -> str:
+    """The input whose padding is masked: the encoder and cross-attention share theirs."""
+    return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
+
+
+def _part(site: str) -> str:
+    """`feed_forward_norm` of every layer of either stack."""
+    return "".join(site.split(".")[3:4])
+
+
+def _stack(site: str) -> str:
+    return site.split(".")[0]
+
+
+def _layer(site: str) -> str:
+    return ".".join(site.split(".")[:3])
+
+
+def _kind(site: str) -> str:
+    """`decoder.cross_attention` of `decoder.layers.1.cross_attention.key`: all layers of it share their code."""
+    parts = site.split(".")
+    return f"{parts[0]}.{parts[3]}" if len(parts) > 3 else parts[0]
+
+
+def _sublayer(site: str) -> str:
+    return ".".join(site.split(".")[:4])

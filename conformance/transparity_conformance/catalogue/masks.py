@@ -1,4 +1,4 @@
-"""Faults between scores and weights: the mask, the value of masked scores, and the axis of the softmax."""
+"""Faults between scores and weights: the mask, the value of masked scores, sinks, and the axis of the softmax."""
 
 from __future__ import annotations
 
@@ -12,60 +12,14 @@ import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
 from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState
-from transparity_conformance.catalogue.sites import (
-    Value,
-    has_padding,
-    is_causal,
-    length_at,
-    own_config,
-    padding_at,
-    split,
-)
+from transparity_conformance.catalogue.sites import Value, has_padding
+from transparity_conformance.oracle.masks import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.attention import attention_weights, repeat_heads
-from transparity_numpy.masks import window_mask
-
-Mask = np.ndarray
-"""True where a query (batch, 1, queries, keys) sees a key."""
-
-
-class MaskParts:
-    """The parts of the right mask of one attention."""
-
-    def __init__(self, state: WalkState, site: str) -> None:
-        self.state, self.site = state, site
-        causal = is_causal(site)
-        self.length, self.config = length_at(state, site), state.config
-        self.padding = padding_at(state, site)
-        """(batch, 1, 1, keys), whether or not padding is masked here."""
-        self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
-        self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
-        self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
-        own = own_config(state.config, site)
-        self.layer_window, self.window_kind = own.sliding_window, own.window_kind
-        self.window = self.layer_window if split(site)[1] == "self_attention" else None
-        self.square = np.ones_like(self.past)
-
-    def seen(self, settings: Settings) -> Mask:
-        """The mask, in which `settings` may change `past`, `padding`, `window` and `window_kind`, each by a function of
-        these parts, where the first of the chunks begins, whether it `masks_padding`, and whether all is `inverted`."""
-        mask = settings.get("past", lambda parts: parts.past)(self)
-        if settings.get("masks_padding", self.masks_padding):
-            mask = mask & settings.get("padding", lambda parts: parts.padding)(self)
-        window = settings.get("window", lambda parts: parts.window)(self)
-        if window is not None:
-            kind, begin = settings.get("window_kind", lambda parts: parts.window_kind)(self), settings.get("begin", 0)
-            within = window_mask(np.arange(self.length + begin)[None], self.length + begin, window, kind)
-            mask = mask & within[..., begin:, begin:]
-        return ~mask if settings.get("inverted") else mask
 
 
 def layer_of(site: str) -> int:
     return int(site.split(".")[2])
-
-
-def right_mask(state: WalkState, site: str) -> Mask:
-    return MaskParts(state, site).seen({})
 
 
 def _masked(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
@@ -128,17 +82,9 @@ BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
 
 
 CAUSAL = (
+    _masked("causal-missing", "missing", "the causal mask is missing: the future is visible", past=lambda m: m.square),
     _masked(
-        "causal-missing",
-        "missing",
-        "the causal mask is missing: the future is visible",
-        past=lambda m: m.square,
-    ),
-    _masked(
-        "causal-diagonal",
-        "shows the next",
-        "each position sees the next one, too",
-        past=lambda m: np.tril(m.square, 1),
+        "causal-diagonal", "shows the next", "each position sees the next one, too", past=lambda m: np.tril(m.square, 1)
     ),
     _masked(
         "mask-polarity",
@@ -148,33 +94,19 @@ CAUSAL = (
     ),
 )
 CAUSAL_AND_PADDING = (
+    _masked("mask-polarity", "causal inverted", "the causal part of the mask is inverted", past=lambda m: ~m.past),
     _masked(
-        "mask-polarity",
-        "causal inverted",
-        "the causal part of the mask is inverted",
-        past=lambda m: ~m.past,
-    ),
-    _masked(
-        "mask-polarity",
-        "padding inverted",
-        "the padding part of the mask is inverted",
-        padding=lambda m: ~m.padding,
+        "mask-polarity", "padding inverted", "the padding part of the mask is inverted", padding=lambda m: ~m.padding
     ),
 )
 PADDING = (
     _masked("padding-ignored", "not hidden", "padding is not masked", padding=lambda m: np.ones_like(m.padding)),
     _masked(
-        "padding-axis",
-        "queries",
-        "padded queries are masked instead of padded keys",
-        padding=lambda m: m.query_padding,
+        "padding-axis", "queries", "padded queries are masked instead of padded keys", padding=lambda m: m.query_padding
     ),
 )
 PADDING_HIDDEN = _masked(
-    "padding-ignored",
-    "hidden",
-    "padding is masked, but the reference leaves it visible",
-    masks_padding=True,
+    "padding-ignored", "hidden", "padding is masked, but the reference leaves it visible", masks_padding=True
 )
 INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
 DIAGONAL = tuple(
@@ -353,3 +285,53 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
 
 
 HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", partial(_unseeing, math.nan))
+
+
+SINKS: dict[str, tuple[str, Callable[[Value, TransformerConfig], Value | None]]] = {
+    "missing": ("the softmax is over the keys alone, without the head's sink", lambda sinks, config: None),
+    "zero": ("the sink is 0 in all heads", lambda sinks, config: np.zeros_like(sinks)),
+    "negated": ("the sink is subtracted: it is negated in the softmax", lambda sinks, config: -sinks),
+    "scaled": (
+        "the sink is multiplied by the scale of the scores",
+        lambda sinks, config: sinks * sinks.dtype.type(config.score_scale),
+    ),
+    "divided": (
+        "the sink is divided by the scale of the scores",
+        lambda sinks, config: sinks / sinks.dtype.type(config.score_scale),
+    ),
+    "of the first head": (
+        "the sink of the first head is that of all heads",
+        lambda sinks, config: sinks[:1] + 0 * sinks,
+    ),
+    "by members": (
+        "sinks are those of the groups' members in turn, not of consecutive heads",
+        lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
+    ),
+}
+"""Wrong sinks, in words and as functions of the right ones; None: no sink."""
+
+
+def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    _, sublayer, tap = split(site)
+    if not sublayer.endswith("attention") or not config.attention_sinks or tap != "weights":
+        return
+    for name, (says, change) in SINKS.items():
+        grouped = 1 < config.key_value_heads < config.num_heads
+        is_another = {"scaled": config.score_scale != 1, "divided": config.score_scale != 1, "by members": grouped}
+        if is_another.get(name, name != "of the first head" or config.num_heads > 1):
+            yield Fault("attention-sinks", name, says, formula=sunk, settings={"sinks": change})
+    says = "the weight of the sink is given to the first key, instead of being left out"
+    yield Fault("attention-sinks", "to the first key", says, formula=sunk, settings={"first": True})
+
+
+def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The weights with other `sinks`, or with that of the sink at the first key."""
+    scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
+    right = sinks_at(state, site)
+    if right is None:
+        raise KeyError("sinks")
+    if "sinks" in settings:
+        return attention_weights(scores, mask, hidden, settings["sinks"](right, state.config))
+    weights = attention_weights(scores, mask, hidden, right)
+    rest = 1 - weights.sum(axis=-1, keepdims=True)
+    return np.concatenate([weights[..., :1] + rest, weights[..., 1:]], axis=-1)

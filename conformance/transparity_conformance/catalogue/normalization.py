@@ -1,10 +1,10 @@
-"""Faults of norms: eps, its place, the deviation, the kind of norm, or none at all."""
+"""Faults of norms: eps, its place, the deviation, the kind of norm, or none at all; of latents and recurrences, too."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.catalogue.gated_norm import gated_norm
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, usual
 from transparity_conformance.catalogue.sites import (
     Value,
+    apply_linear,
     is_gated_norm,
     is_head_norm,
     is_latent,
@@ -25,14 +25,14 @@ from transparity_conformance.catalogue.sites import (
     norm_input,
     norm_scope,
     parameters_of,
-    split,
+    recurrence_input,
     sublayers,
 )
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.attention import project_heads
 from transparity_numpy.normalization import norm
-
-KNOWN_EPS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 patch = partial(_normed_first, source)
                 yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
     if has_eps(config, site):
-        yield from (other_eps(config, eps) for eps in KNOWN_EPS if eps != config.norm_eps)
+        yield from (other_eps(config, eps) for eps in usual("norm_eps") if eps != config.norm_eps)
     if not is_norm(config, site):
         return
     right = form_at(config, site)
@@ -212,11 +212,9 @@ def form_at(config: TransformerConfig, site: str) -> Form:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    description = f"eps is {eps:.3g} instead of {config.norm_eps:g}"
     # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
-    made: dict[str, Any] = {"formula": norm_with, "settings": {"eps": eps}}
-    return Fault("norm-eps", f"{eps:.3g}", description, **made, value=eps, equivalents=ties)
+    return dataclasses.replace(EPS.fault(config, eps), equivalents=ties)
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
@@ -230,6 +228,9 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
     return _formed_by(form, state, site, norm_input(state, site))
+
+
+EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, lambda v: {"eps": v}, "{v:.3g}")
 
 
 def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
@@ -301,3 +302,46 @@ def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arr
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     yield NumericFault(partial(has_eps, config), [10.0**power for power in range(-14, 2)], partial(other_eps, config))
+
+
+def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The norm of what a recurrence reads, times its gate, with other settings."""
+    own, scope = own_config(state.config, site), site.rpartition(".")[0]
+    is_delta = own.mixer == "gated-delta"
+    order = settings.get("order", "gate behind" if is_delta else "gate first")
+    z = apply_linear(state, f"{scope}.gate", recurrence_input(state, site))
+    gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
+    in_front = order == "gate first" or (order != "gate behind" and not is_delta)
+    y = x * gate if in_front else x
+    counts = {"all": 1, "head": own.recurrent_heads, "group": own.recurrent_key_heads}
+    groups = y.reshape(*y.shape[:2], counts[settings.get("over", "head" if is_delta else "group")], -1)
+    size = np.sqrt((groups * groups).mean(axis=-1, keepdims=True) + settings.get("eps", own.norm_eps))
+    y = y if order in ("no norm", "weight") else (groups / size).reshape(y.shape)
+    gain = settings.get("offset", 0.0) + state.parameters[f"{scope}.gated_norm.weight"]
+    y = y if order == "no norm" else y * np.resize(gain, y.shape[-1])
+    return (y if in_front else y * gate).astype(value.dtype)
+
+
+LATENT_NORMS: Mapping[str, tuple[str, Settings]] = {
+    "without gain": ("the norm of the latent of {role} has no gain", {"gained": False}),
+    "layer": (
+        "the mean is subtracted from the latent of {role}, as a layer norm does, not an RMS norm",
+        {"centered": True},
+    ),
+    "n − 1": ("the mean of the squares of the latent of {role} is taken over n − 1", {"correction": 1}),
+    "eps outside": ("eps is added outside the root in the norm of the latent of {role}", {"outside": True}),
+    "one-plus-weight": ("the norm of the latent of {role} multiplies by 1 + its weight", {"more": 1.0}),
+}
+"""Wrong norms of a latent, in words and as settings of the norm."""
+
+LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
+
+
+def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if not is_latent(site):
+        return
+    role = LATENT_ROLES[split(site)[2]]
+    yield Fault("latent-norm", "missing", f"the latent of {role} is not normalised", patch=_missing)
+    for name, (says, settings) in LATENT_NORMS.items():
+        if name != "one-plus-weight" or config.norm_gain == "weight":
+            yield Fault("latent-norm", name, says.format(role=role), formula=norm_with, settings=settings)

@@ -13,9 +13,19 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.config.transformer_config import Pooling
 from transparity.parameters import shared
-from transparity_conformance.catalogue.attention import KNOWN_CAPS
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Patch, Settings, WalkState
-from transparity_conformance.catalogue.sites import Value, apply_linear, padding_at, parameters_of
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Patch,
+    Settings,
+    WalkState,
+    made,
+    row,
+    usual,
+)
+from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of
+from transparity_conformance.oracle.masks import padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.head import head, pool, transform_for_head
@@ -44,10 +54,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             known.append(scale(config))
             description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
             yield _headed("head-scale", name, description, scale=scale)
-    if config.final_softcap is not None:
-        yield from _cap_faults(config)
-    else:
-        yield from (other_cap(config, cap) for cap in KNOWN_CAPS)
+    yield from made(CAP_MISSING, config, _logits)
+    yield from CAP.usual(config)
+    yield from made(CAPS, config, _logits)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -67,25 +76,8 @@ def _right(config: TransformerConfig) -> str:
     return " · ".join(of_width + further) or "1"
 
 
-def _cap_faults(config: TransformerConfig) -> Iterator[Fault]:
-    yield _headed("logit-cap", "missing", "logits have no softcap", cap=None)
-    for cap in KNOWN_CAPS:
-        if cap != config.final_softcap:
-            yield other_cap(config, cap)
-    description = "logits are clipped at the cap instead of softcapped by tanh"
-    yield _headed("logit-cap", "clipped", description, capping=lambda x, cap: np.clip(x, -cap, cap))
-    description = "logits are tanh(logits / cap), which is not multiplied by the cap again"
-    yield _headed("logit-cap", "not scaled back", description, capping=lambda x, cap: np.tanh(x / cap))
-
-
-def other_cap(config: TransformerConfig, cap: float) -> Fault:
-    right = ", and should not be" if config.final_softcap is None else f" instead of {config.final_softcap:g}"
-    description = f"logits are softcapped at {cap:.6g}{right}"
-    return _headed("logit-cap", f"{cap:.6g}", description, cap, cap=cap)
-
-
-def _headed(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
-    return Fault(identity, variant, description, formula=_logits, settings=settings, value=value)
+def _headed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
+    return Fault(identity, variant, description, formula=_logits, settings=settings)
 
 
 def _last(state: WalkState) -> Value:
@@ -254,7 +246,24 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
 """Positions that ports pool."""
 
 
+CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, lambda v: {"cap": v})
+_cap = partial(row, "logit-cap", when=lambda c: c.final_softcap is not None)
+CAP_MISSING = (_cap("missing", "logits have no softcap", cap=None),)
+CAPS = (
+    _cap(
+        "clipped",
+        "logits are clipped at the cap instead of softcapped by tanh",
+        capping=lambda x, cap: np.clip(x, -cap, cap),
+    ),
+    _cap(
+        "not scaled back",
+        "logits are tanh(logits / cap), which is not multiplied by the cap again",
+        capping=lambda x, cap: np.tanh(x / cap),
+    ),
+)
+
+
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     if config.head == "logits":
-        grid = [(config.final_softcap or KNOWN_CAPS[1]) * 2.0**power for power in range(-4, 7)]
-        yield NumericFault(lambda site: site == "logits", grid, partial(other_cap, config))
+        grid = [(config.final_softcap or usual("final_softcap")[1]) * 2.0**power for power in range(-4, 7)]
+        yield NumericFault(lambda site: site == "logits", grid, partial(CAP.fault, config))

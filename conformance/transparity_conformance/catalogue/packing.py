@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.catalogue.parameters import site_of
-from transparity_conformance.catalogue.sites import split
+from transparity_conformance.oracle.masks import split
 from transparity_conformance.oracle.oracle import Arrays
 
 
@@ -113,10 +113,7 @@ def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
 
 
 def _repacked(
-    config: TransformerConfig,
-    parameters: Arrays,
-    site: str,
-    read: Callable[[list[np.ndarray]], list[np.ndarray]],
+    config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> Arrays:
     """The weight and bias that are read for the role at `site`."""
     scope, role = site.rpartition(".")[::2]

@@ -10,7 +10,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault
-from transparity_conformance.catalogue.sites import own_config, split, token_table
+from transparity_conformance.catalogue.sites import token_table
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_conformance.oracle.oracle import Arrays
 
 PARTS = {"query": "query", "key": "key", "value": "value", "output": "output", "hidden": "up"}

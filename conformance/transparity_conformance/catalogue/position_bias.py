@@ -10,7 +10,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, WalkState
-from transparity_conformance.catalogue.sites import Value, distances_at, length_at, normalized_and_rotated, split
+from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
+from transparity_conformance.oracle.masks import length_at, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
 
 
@@ -118,11 +119,7 @@ SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
         lambda heads: -np.sort(-alibi_slopes(heads)),
         "slopes are sorted by size, without those of the power of two first",
     ),
-    (
-        "from 0",
-        lambda heads: 2.0 ** (-8 / heads * np.arange(heads)),
-        "the first slope is 1: heads are counted from 0",
-    ),
+    ("from 0", lambda heads: 2.0 ** (-8 / heads * np.arange(heads)), "the first slope is 1: heads are counted from 0"),
     (
         "of the power above",
         lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],

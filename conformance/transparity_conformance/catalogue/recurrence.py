@@ -11,18 +11,17 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
-from transparity_conformance.catalogue.residuals_and_activations import ACTIVATIONS
 from transparity_conformance.catalogue.sites import (
     Value,
     apply_linear,
-    own_config,
     parameters_of,
     recurrence_input,
-    split,
     sublayer_input,
     unpadded,
 )
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.recurrent.recurrence import causal_convolution

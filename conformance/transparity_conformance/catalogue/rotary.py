@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState
-from transparity_conformance.catalogue.sites import Value, own_config, parameters_of, split
-from transparity_conformance.oracle.budgets import epsilon, rounded_to
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, made, row
+from transparity_conformance.catalogue.sites import Value, parameters_of
+from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
+from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import rotary_frequencies, rotate, yarn_ends
 
@@ -22,87 +23,43 @@ ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 Field = Callable[[TransformerConfig], Any]
 """From a configuration of any size to the value of one changed field."""
 
-KNOWN_BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
-
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
+APART = {"interleaved": "neighbours", "halves": "half the features apart"}
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     tap = split(site)[2]
-    if tap in ROTATED:
-        own = own_config(config, site)
-        yield from _of_other_layers(config, own)
-        yield from _rotary_faults(own)
-        yield from _of_one(own, tap)
-
-
-def _rotary_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Faults of queries and keys alike."""
-    other = OTHER_PAIRS[config.rope_layout]
-    apart = {"interleaved": "neighbours", "halves": "half the features apart"}
-    description = f"the features that are rotated together are {apart[other]}, not {apart[config.rope_layout]}"
-    yield _turned("rotary-layout", other, description, {"rope_layout": lambda c: OTHER_PAIRS[c.rope_layout]})
-    yield from (other_base(config, base) for base in KNOWN_BASES if base != config.rope_theta)
-    for right, name, description, fields in SCALINGS:
-        if config.rotary_scaling in right:
-            yield _turned("rotary-scaling", name, description, fields)
-    yield from _scaling_faults(config)
-    if config.rotary_scaling in ("llama3", "yarn") and config.rotary_factor != 1:
-        for name, (share, description) in SHARES_KEPT.items():
-            mixed = {"frequencies": partial(_with_share, share)}
-            yield Fault("rotary-scaling", name, description, formula=_turn, settings=mixed)
-    yield from _partial_faults(config)
-    yield Fault("rotary-missing", "both", "queries and keys are not rotated", patch=_not_turned)
-    yield Fault(
-        "rotary-direction",
-        "both",
-        "queries and keys are rotated in the opposite direction",
-        formula=_turn,
-        settings={"sign": -1},
-    )
-    for kind in ("bfloat16", "float16"):
-        for part, text in IN_HALF.items():
-            settings = {"in_half": (kind, part)}
-            yield Fault("rotary-precision", f"{part} in {kind}", text.format(kind), formula=_turn, settings=settings)
-    yield from _position_faults(config)
-    if config.key_value_rank:
-        description = "the first features of each head are rotated, not the last, which are those with positions"
-        yield Fault("rotary-part", "first", description, formula=_turn, settings={"first": True})
-    if config.query_key_norm:
-        description = "queries and keys are rotated before they are normalised"
-        yield Fault("query-key-norm", "behind the rotation", description, patch=_normed_behind)
-
-
-def _scaling_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Faults of the attention factor, of YaRN's transition and of LongRoPE's two sets of factors."""
-    factor = config.rotary_attention_factor
-    if factor != 1:
-        for name, (value, description) in ATTENTION_FACTORS.items():
-            fields: dict[str, Field] = {"rotary_attention_factor": value}
-            yield _turned("rotary-attention-factor", name, description, fields)
-    if config.rotary_scaling == "yarn":
-        for name, (value, description) in TRANSITIONS.items():
-            yield Fault("rotary-scaling", name, description, formula=_turn, settings={"frequencies": value})
-        description = f"the transition is {'not ' * config.rotary_truncate}cut to whole pairs of features"
-        yield _turned("rotary-scaling", "cut", description, {"rotary_truncate": lambda c: not c.rotary_truncate})
-    if config.rotary_scaling == "longrope":
-        for name, (description, fields) in LENGTHS.items():
-            yield _turned("rotary-length", name, description, fields)
+    if tap not in ROTATED:
+        return
+    own = own_config(config, site)
+    yield from _of_other_layers(config, own)
+    apart = APART[OTHER_PAIRS[own.rope_layout]], APART[own.rope_layout]
+    yield from made(LAYOUTS, own, _turn, other=OTHER_PAIRS[own.rope_layout], apart=apart)
+    yield from BASE.usual(own)
+    yield from made(SCALINGS, own, _turn, no="not " * own.rotary_truncate)
+    for name, share in SHARES.items():
+        if (dim := _turned_dim(share, own)) != own.rotated_dim:
+            says = f"{dim} of a head's {own.head_dim} features are rotated, not {own.rotated_dim}"
+            settings = {"rotary_dim": partial(_turned_dim, share)}
+            yield Fault("rotary-partial", name, says, formula=_turn, settings=settings)
+    yield from made(ROTATIONS, own, _turn)
+    yield from _position_faults(own)
+    yield from made(PLACES, own, _turn)
+    yield from made(OF_ONE, own, _turn, which=ROTATED[tap])
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
     """Faults of far positions: they are rounded, or beyond the end of a table."""
-    for kind in ("bfloat16", "float16"):
+    for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
-            description = f"positions are rounded to {kind}, which has not every whole number beyond {exact:,}"
+            says = f"positions are rounded to {kind}, which has not every whole number beyond {exact:,}"
             settings = {"positions": partial(_rounded_positions, kind)}
-            yield Fault("rotary-precision", f"positions in {kind}", description, formula=_turn, settings=settings)
+            yield Fault("rotary-precision", f"positions in {kind}", says, formula=_turn, settings=settings)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, says) in BEYOND.items():
-            description = f"positions from {size:,} on {says}"
-            settings = {"positions": partial(beyond, size)}
-            yield Fault("rotary-position", f"{name} at {size}", description, formula=_turn, settings=settings)
+            settings, where = {"positions": partial(beyond, size)}, f"positions from {size:,} on"
+            yield Fault("rotary-position", f"{name} at {size}", f"{where} {says}", formula=_turn, settings=settings)
 
 
 def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
@@ -121,56 +78,18 @@ BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
 }
 """What ports do with positions beyond the end of a table."""
 
-
-def _partial_faults(config: TransformerConfig) -> Iterator[Fault]:
-    for name, share in SHARES.items():
-        if (dim := _turned_dim(share, config)) != config.rotated_dim:
-            description = f"{dim} of a head's {config.head_dim} features are rotated, not {config.rotated_dim}"
-            yield _turned("rotary-partial", name, description, {"rotary_dim": partial(_turned_dim, share)})
-    if config.rotated_dim < config.head_dim:
-        description = (
-            f"angles are position / base^(2 i / {config.head_dim}), of all features of a head, not of the rotated ones"
-        )
-        settings = {"frequencies": _over_all_features}
-        yield Fault("rotary-partial", "angles of all", description, formula=_turn, settings=settings)
-
-
-def _of_one(config: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Faults of the queries alone or of the keys alone."""
-    which = ROTATED[tap]
-    yield Fault("rotary-missing", which, f"{which} are not rotated", patch=_not_turned)
-    says = f"{which} are rotated in the opposite direction"
-    yield Fault("rotary-direction", which, says, formula=_turn, settings={"sign": -1})
-    for shift, word in ((1, "later"), (-1, "earlier")):
-        description = f"{which} are rotated as if they were one position {word}"
-        settings = {"shift": shift}
-        yield Fault(
-            "rotary-position", f"{which} {shift:+d}", description, formula=_turn, settings=settings, value=shift
-        )
-
-
-IN_HALF = {
-    "frequencies": "the frequencies of the rotary angles are rounded to {}",
-    "angles": "the rotary angles are computed in {}",
-    "tables": "the cosines and sines of the rotary angles are rounded to {}",
-    "everything": "the rotary angles, their cosines and their sines are computed in {}",
-}
-"""The parts of the rotation that ports keep in half precision, as a model that is cast as a whole does."""
-
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 """The share of a head's features that ports turn."""
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
     """Faults of a layer that is rotated as layers of another kind are."""
-    others = {kind: other for kind, other in config.layer_kinds.items() if other.positions == "rotary"}
-    for kind, other in others.items():
-        for part, fields in PARTS.items():
-            different = [name for name in fields if getattr(other, name) != getattr(own, name)]
-            if different:
+    for kind, other in config.layer_kinds.items():
+        for part, fields in PARTS.items() if other.positions == "rotary" else ():
+            if any(getattr(other, name) != getattr(own, name) for name in fields):
                 says = f"this layer is rotated with the {part} of the layers of {kind}"
-                taken = {"as_kind": (kind, fields)}
-                yield Fault("rotary-layers", f"{part} of {kind}", says, formula=_turn, settings=taken)
+                settings = {"as_kind": (kind, fields)}
+                yield Fault("rotary-layers", f"{part} of {kind}", says, formula=_turn, settings=settings)
 
 
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
@@ -183,80 +102,6 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
     return max(2, int(share * config.head_dim) // 2 * 2)
 
 
-SCALED = ("linear", "llama3", "yarn", "longrope")
-
-SCALINGS: tuple[tuple[tuple[str, ...], str, str, dict[str, Field]], ...] = (
-    (SCALED, "left out", "the rotary scaling is missing", {"rotary_scaling": lambda c: "none"}),
-    (
-        ("llama3", "yarn"),
-        "linear",
-        "all angles are scaled, not only the slow ones",
-        {"rotary_scaling": lambda c: "linear"},
-    ),
-    (
-        ("linear", "llama3", "yarn"),
-        "multiplied",
-        "angles are multiplied by the factor",
-        {"rotary_factor": lambda c: 1 / c.rotary_factor},
-    ),
-    (("linear",), "llama3", "only the slow angles are scaled, not all", {"rotary_scaling": lambda c: "llama3"}),
-    (("yarn",), "llama3", "angles are scaled as Llama 3.1's, not as YaRN's", {"rotary_scaling": lambda c: "llama3"}),
-    (
-        ("llama3", "yarn"),
-        "max_length",
-        "the original length of the scaling is max_length",
-        {"rotary_original_length": lambda c: c.max_length},
-    ),
-    (
-        ("yarn",),
-        "usual limits",
-        "the transition of the scaling is from 32 turns to 1, whatever is configured",
-        {"rotary_high_frequency": lambda c: 32.0, "rotary_low_frequency": lambda c: 1.0},
-    ),
-)
-"""The right scalings, the variant, its description and the changed fields."""
-
-
-ATTENTION_FACTORS: dict[str, tuple[Field, str]] = {
-    "left out": (lambda c: 1.0, "the attention factor of the rotary scaling is missing"),
-    "twice": (lambda c: c.rotary_attention_factor**2, "the attention factor of the rotary scaling is applied twice"),
-    "divided": (lambda c: 1 / c.rotary_attention_factor, "the rotated features are divided by the attention factor"),
-    "its root": (
-        lambda c: c.rotary_attention_factor**0.5,
-        "the root of the attention factor is applied, as if it were one of the scores",
-    ),
-    "by the formula": (
-        lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
-        "the attention factor is 0.1 · ln(factor) + 1, whatever is configured",
-    ),
-}
-"""What ports take for the attention factor."""
-
-
-LENGTHS: dict[str, tuple[str, dict[str, Field]]] = {
-    "always long": (
-        "the factors of long sequences are used at every length",
-        {"rotary_short_factors": lambda c: c.rotary_long_factors},
-    ),
-    "always short": (
-        "the factors of short sequences are used at every length",
-        {"rotary_long_factors": lambda c: c.rotary_short_factors},
-    ),
-    "exchanged": (
-        "the factors of short and of long sequences are exchanged",
-        {
-            "rotary_long_factors": lambda c: c.rotary_short_factors,
-            "rotary_short_factors": lambda c: c.rotary_long_factors,
-        },
-    ),
-    "one early": (
-        "the factors of long sequences are used from the original length on, not beyond it",
-        {"rotary_original_length": lambda c: max(c.rotary_original_length - 1, 1)},
-    ),
-}
-"""What ports take for LongRoPE's switch between two sets of factors."""
-
-
 def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
     """YaRN's frequencies, with other ends of the transition."""
     first, last = change(*yarn_ends(config))
@@ -266,61 +111,17 @@ def _with_ends(change: Callable[[float, float], tuple[float, float]], config: Tr
     return mixed
 
 
-TRANSITIONS: dict[str, tuple[Callable[[TransformerConfig], np.ndarray], str]] = {
-    "ends exchanged": (
-        partial(_with_ends, lambda first, last: (last, first)),
-        "the two ends of the transition between scaled and plain angles are exchanged",
-    ),
-    "from the first pair": (
-        partial(_with_ends, lambda first, last: (0.0, last)),
-        "the transition between plain and scaled angles begins at the first pair of features",
-    ),
-}
-"""YaRN's frequencies as ports compute them."""
-
-
-SHARES_KEPT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
-    "mixed the other way round": (
-        lambda share: np.where((share > 0) & (share < 1), 1 - share, share),
-        "between the slow and the fast angles, the scaled and the plain ones are mixed the other way round",
-    ),
-    "a step": (np.floor, "all angles but the fast ones are scaled, without a smooth part"),
-}
-"""From the share of the plain frequency in that of Llama 3.1 to another one."""
-
-
 def _plain(config: TransformerConfig) -> np.ndarray:
     return rotary_frequencies(dataclasses.replace(config, rotary_scaling="none"))
 
 
 def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
+    """Frequencies with another share of the plain one in that of Llama 3.1 or YaRN."""
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor
     mixed: np.ndarray = slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
     return mixed
-
-
-def other_base(config: TransformerConfig, base: float) -> Fault:
-    description = f"the base of the rotary angles is {base:.6g} instead of {config.rope_theta:g}"
-    return _turned("rotary-base", f"{base:.6g}", description, {"rope_theta": lambda _: base}, base)
-
-
-def other_factor(config: TransformerConfig, factor: float) -> Fault:
-    description = f"the factor of the rotary scaling is {factor:.6g} instead of {config.rotary_factor:g}"
-    return _turned("rotary-scaling", f"factor {factor:.6g}", description, {"rotary_factor": lambda _: factor}, factor)
-
-
-def other_attention_factor(config: TransformerConfig, factor: float) -> Fault:
-    description = f"the attention factor is {factor:.6g} instead of {config.rotary_attention_factor:g}"
-    fields: dict[str, Field] = {"rotary_attention_factor": lambda _: factor}
-    return _turned("rotary-attention-factor", f"factor {factor:.6g}", description, fields, factor)
-
-
-def _turned(
-    identity: str, variant: str, description: str, fields: Mapping[str, Field], value: float | None = None
-) -> Fault:
-    return Fault(identity, variant, description, formula=_turn, settings=fields, value=value)
 
 
 def _before_rotation(state: WalkState, site: str) -> Value:
@@ -386,17 +187,223 @@ def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
     return query_key_norm(state.config, parameters_of(state, f"{name}_norm"), turned)
 
 
+IN_HALF = {
+    "frequencies": "the frequencies of the rotary angles are rounded to {}",
+    "angles": "the rotary angles are computed in {}",
+    "tables": "the cosines and sines of the rotary angles are rounded to {}",
+    "everything": "the rotary angles, their cosines and their sines are computed in {}",
+}
+"""The parts of the rotation that ports keep in half precision, as a model that is cast as a whole does."""
+
+
+BASE = Number(
+    "rotary-base",
+    "rope_theta",
+    "the base of the rotary angles is {v:.6g}{instead}",
+    _turn,
+    lambda v: {"rope_theta": lambda c: v},
+)
+FACTOR = Number(
+    "rotary-scaling",
+    "rotary_factor",
+    "the factor of the rotary scaling is {v:.6g}{instead}",
+    _turn,
+    lambda v: {"rotary_factor": lambda c: v},
+    "factor {v:.6g}",
+)
+ATTENTION_FACTOR = Number(
+    "rotary-attention-factor",
+    "rotary_attention_factor",
+    "the attention factor is {v:.6g}{instead}",
+    _turn,
+    lambda v: {"rotary_attention_factor": lambda c: v},
+    "factor {v:.6g}",
+)
+
+
+def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
+    return lambda c: c.rotary_scaling in kinds
+
+
+def _has_parts(c: TransformerConfig) -> bool:
+    """Return whether slow angles are scaled, and fast ones not."""
+    return c.rotary_scaling in ("llama3", "yarn") and c.rotary_factor != 1
+
+
+LAYOUTS = (
+    row(
+        "rotary-layout",
+        "{other}",
+        "the features that are rotated together are {apart[0]}, not {apart[1]}",
+        rope_layout=lambda c: OTHER_PAIRS[c.rope_layout],
+    ),
+)
+_scaling = partial(row, "rotary-scaling")
+_factor = partial(row, "rotary-attention-factor", when=lambda c: c.rotary_attention_factor != 1)
+_length = partial(row, "rotary-length", when=_scaled("longrope"))
+SCALINGS = (
+    _scaling(
+        "left out",
+        "the rotary scaling is missing",
+        _scaled("linear", "llama3", "yarn", "longrope"),
+        rotary_scaling=lambda c: "none",
+    ),
+    _scaling(
+        "linear",
+        "all angles are scaled, not only the slow ones",
+        _scaled("llama3", "yarn"),
+        rotary_scaling=lambda c: "linear",
+    ),
+    _scaling(
+        "multiplied",
+        "angles are multiplied by the factor",
+        _scaled("linear", "llama3", "yarn"),
+        rotary_factor=lambda c: 1 / c.rotary_factor,
+    ),
+    _scaling(
+        "llama3", "only the slow angles are scaled, not all", _scaled("linear"), rotary_scaling=lambda c: "llama3"
+    ),
+    _scaling(
+        "llama3", "angles are scaled as Llama 3.1's, not as YaRN's", _scaled("yarn"), rotary_scaling=lambda c: "llama3"
+    ),
+    _scaling(
+        "max_length",
+        "the original length of the scaling is max_length",
+        _scaled("llama3", "yarn"),
+        rotary_original_length=lambda c: c.max_length,
+    ),
+    _scaling(
+        "usual limits",
+        "the transition of the scaling is from 32 turns to 1, whatever is configured",
+        _scaled("yarn"),
+        rotary_high_frequency=lambda c: 32.0,
+        rotary_low_frequency=lambda c: 1.0,
+    ),
+    _factor("left out", "the attention factor of the rotary scaling is missing", rotary_attention_factor=lambda c: 1.0),
+    _factor(
+        "twice",
+        "the attention factor of the rotary scaling is applied twice",
+        rotary_attention_factor=lambda c: c.rotary_attention_factor**2,
+    ),
+    _factor(
+        "divided",
+        "the rotated features are divided by the attention factor",
+        rotary_attention_factor=lambda c: 1 / c.rotary_attention_factor,
+    ),
+    _factor(
+        "its root",
+        "the root of the attention factor is applied, as if it were one of the scores",
+        rotary_attention_factor=lambda c: c.rotary_attention_factor**0.5,
+    ),
+    _factor(
+        "by the formula",
+        "the attention factor is 0.1 · ln(factor) + 1, whatever is configured",
+        rotary_attention_factor=lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
+    ),
+    _scaling(
+        "ends exchanged",
+        "the two ends of the transition between scaled and plain angles are exchanged",
+        _scaled("yarn"),
+        frequencies=partial(_with_ends, lambda first, last: (last, first)),
+    ),
+    _scaling(
+        "from the first pair",
+        "the transition between plain and scaled angles begins at the first pair of features",
+        _scaled("yarn"),
+        frequencies=partial(_with_ends, lambda first, last: (0.0, last)),
+    ),
+    _scaling(
+        "cut",
+        "the transition is {no}cut to whole pairs of features",
+        _scaled("yarn"),
+        rotary_truncate=lambda c: not c.rotary_truncate,
+    ),
+    _length(
+        "always long",
+        "the factors of long sequences are used at every length",
+        rotary_short_factors=lambda c: c.rotary_long_factors,
+    ),
+    _length(
+        "always short",
+        "the factors of short sequences are used at every length",
+        rotary_long_factors=lambda c: c.rotary_short_factors,
+    ),
+    _length(
+        "exchanged",
+        "the factors of short and of long sequences are exchanged",
+        rotary_long_factors=lambda c: c.rotary_short_factors,
+        rotary_short_factors=lambda c: c.rotary_long_factors,
+    ),
+    _length(
+        "one early",
+        "the factors of long sequences are used from the original length on, not beyond it",
+        rotary_original_length=lambda c: max(c.rotary_original_length - 1, 1),
+    ),
+    _scaling(
+        "mixed the other way round",
+        "between the slow and the fast angles, the scaled and the plain ones are mixed the other way round",
+        _has_parts,
+        frequencies=partial(_with_share, lambda share: np.where((share > 0) & (share < 1), 1 - share, share)),
+    ),
+    _scaling(
+        "a step",
+        "all angles but the fast ones are scaled, without a smooth part",
+        _has_parts,
+        frequencies=partial(_with_share, np.floor),
+    ),
+)
+ROTATIONS = (
+    row(
+        "rotary-partial",
+        "angles of all",
+        "angles are position / base^(2 i / {c.head_dim}), of all features of a head, not of the rotated ones",
+        lambda c: c.rotated_dim < c.head_dim,
+        frequencies=_over_all_features,
+    ),
+    row("rotary-missing", "both", "queries and keys are not rotated", patch=_not_turned),
+    row("rotary-direction", "both", "queries and keys are rotated in the opposite direction", sign=-1),
+    *(
+        row("rotary-precision", f"{part} in {kind}", text.format(kind), in_half=(kind, part))
+        for kind in HALF
+        for part, text in IN_HALF.items()
+    ),
+)
+PLACES = (
+    row(
+        "rotary-part",
+        "first",
+        "the first features of each head are rotated, not the last, which are those with positions",
+        lambda c: bool(c.key_value_rank),
+        first=True,
+    ),
+    row(
+        "query-key-norm",
+        "behind the rotation",
+        "queries and keys are rotated before they are normalised",
+        lambda c: c.query_key_norm,
+        patch=_normed_behind,
+    ),
+)
+_shifted = partial(row, "rotary-position")
+OF_ONE = (
+    row("rotary-missing", "{which}", "{which} are not rotated", patch=_not_turned),
+    row("rotary-direction", "{which}", "{which} are rotated in the opposite direction", sign=-1),
+    _shifted("{which} +1", "{which} are rotated as if they were one position later", shift=1, value=1),
+    _shifted("{which} -1", "{which} are rotated as if they were one position earlier", shift=-1, value=-1),
+)
+
+
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
         is_site = partial(_is_rotated, config, own)
         slowest = 1 if own.rotary_scaling == "yarn" else 0  # whose base is greater than 1
-        yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(other_base, own))
+        yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
         if own.rotary_attention_factor != 1:
             grid = [own.rotary_attention_factor * 1.1**power for power in range(-8, 9)]
-            yield NumericFault(is_site, grid, partial(other_attention_factor, own))
+            yield NumericFault(is_site, grid, partial(ATTENTION_FACTOR.fault, own))
         if own.rotary_scaling not in ("none", "longrope"):
             grid = [own.rotary_factor * 2.0**power for power in range(-6, 7)]
-            yield NumericFault(is_site, grid, partial(other_factor, own))
+            yield NumericFault(is_site, grid, partial(FACTOR.fault, own))
 
 
 def _is_rotated(config: TransformerConfig, own: TransformerConfig, site: str) -> bool:

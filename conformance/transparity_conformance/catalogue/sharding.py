@@ -10,10 +10,11 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, WalkState
-from transparity_conformance.catalogue.masks import MaskParts, layer_of, weighed
+from transparity_conformance.catalogue.masks import layer_of, weighed
 from transparity_conformance.catalogue.parameters import of_layer, parts_at
 from transparity_conformance.catalogue.position_bias import bias_at
-from transparity_conformance.catalogue.sites import Value, distances_at, parameters_of, split
+from transparity_conformance.catalogue.sites import Value, distances_at, parameters_of
+from transparity_conformance.oracle.masks import MaskParts, split
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions import alibi_slopes

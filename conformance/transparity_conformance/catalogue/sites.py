@@ -7,29 +7,14 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import lengths_of
 from transparity_conformance.catalogue.fault import WalkState
+from transparity_conformance.oracle.masks import given_mask, keys_name, length_at, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.layers import add_residual
-from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.positions import distances
 
 Value = Any
 ATTENTIONS = ("self_attention", "cross_attention")
-
-
-def split(site: str) -> tuple[str, str, str]:
-    """Split a tap into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`; empty if absent."""
-    parts = site.split(".")
-    if len(parts) < 4:
-        return (parts[0], "", parts[-1])
-    return ".".join(parts[:3]), parts[3], parts[4] if len(parts) > 4 else ""
-
-
-def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """The configuration as the layer of a tap sees it; of a tap outside of the layers, the whole model's."""
-    parts = site.split(".")
-    return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
@@ -198,39 +183,6 @@ def unpadded(state: WalkState, site: str, x: Value) -> Value:
 
 def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
     return linear(parameters_of(state, scope), x)
-
-
-def keys_name(config: TransformerConfig, site: str) -> str:
-    """The name of the input that an attention attends to, or that is embedded."""
-    scope, sublayer, _ = split(site)
-    stack = scope.split(".")[0]
-    if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
-        return "source"
-    return config.input_names[-1]
-
-
-def is_causal(site: str) -> bool:
-    """Whether an attention sees no later key."""
-    scope, sublayer, _ = split(site)
-    return scope.startswith("decoder") and sublayer != "cross_attention"
-
-
-def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Return whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
-    return config.padding == "attention-mask" and keys_name(config, site) != "target"
-
-
-def padding_at(state: WalkState, site: str, *, by_token: bool = False) -> np.ndarray:
-    """The mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given mask."""
-    if state.config.reads_pixels:
-        return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
-    given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
-    return padding_mask(visible_keys(state.inputs[keys_name(state.config, site)], state.config.pad_id, given))
-
-
-def length_at(state: WalkState, site: str) -> int:
-    """The number of positions that an attention attends to, or that are embedded."""
-    return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:

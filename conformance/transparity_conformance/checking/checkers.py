@@ -1,11 +1,12 @@
-"""Checks of several systems: of a function, or of a program."""
+"""The command `transparity check`: its options, and the checks of several systems."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from transparity_conformance.checking.systems import (
 )
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
-from transparity_conformance.running.loader.hub import required_arguments
+from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
 from transparity_conformance.running.runtimes.runtime import runtime_of
@@ -38,69 +40,108 @@ from transparity_conformance.running.runtimes.runtime import runtime_of
 Check = Callable[[System, Progress], Report]
 
 
-def checker(
-    port: str | None,
-    command: str | None,
-    *,
-    dtype: str,
-    logits_only: bool,
-    timeout: float | None,
-    budget: float,
-    sections: Collection[str],
-    audit: bool | None = None,
-    located: Located = untold,
-    adapter: Path | None = None,
-    ranks: int = 1,
-    lengths: Sequence[int] | None = None,
-) -> Check:
-    """The check of a system, by a function or by a program, each in a process of its own.
+@dataclass(frozen=True)
+class Options:
+    """The options of `transparity check`."""
 
-    Args:
-        port: the function, as `path/to/file.py:build` or `package.module:build`.
-        command: the program; either this or `port`.
-        timeout: seconds that the program has, or the function for one answer; None for the default.
-        sections: sections of the bundle that the program is given.
-        audit, budget, located, lengths: as for `check`; `lengths` of sizes that were asked for.
-        adapter, ranks: the file that matches the tensors of the model that `port` makes; the processes that run it.
+    port: str | None = None
+    command: str | None = None
+    preset: Sequence[str] | None = None
+    config: Path | None = None
+    checkpoint: Path | None = None
+    family: Sequence[str] | None = None
+    head: str | None = None
+    by_layer: bool = False
+    layers: str | None = None
+    length: Sequence[int] | None = None
+    adapter: Path | None = None
+    audit: bool | None = None
+    ranks: int = 1
+    dtype: str = "float32"
+    logits_only: bool = False
+    timeout: float | None = None
+    budget: float = BUDGET
+    sections: Sequence[str] = ()
+    """Sections of the bundle that a program is given."""
+    located: Located = untold
 
-    Raises `UsageError` for options of the other kind.
-    """
-    if (port is None) == (command is None):
-        raise UsageError("check takes either a PORT or --command; give one of the two.")
-    options: dict[str, Any] = {"dtype": dtype, "logits_only": logits_only, "budget": budget, "located": located}
-    if command is not None:
-        _must_not_be_audited(audit)
-        options |= {"timeout": checked_timeout(timeout), "sections": sections, "ranks": ranks}
-        return lambda system, progress: check_command(command, system.name, system.config, **options, progress=progress)
-    if sections:
-        flags = " and ".join(f"--{name}" for name in sections)
-        raise UsageError(f"{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers.")
-    assert port is not None
-    options |= {"name": port, "audit": audit}
-    return _of_port(port, checked_timeout(timeout), options, adapter, ranks, tuple(lengths or ()))
+    @property
+    def given(self) -> set[str]:
+        """The names of the options that are given, as in `RULES`."""
+        names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit")
+        given = {f"--{name}": getattr(self, name) for name in names}
+        given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
+        given |= {"PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
+        return {name for name, value in given.items() if value}
 
-
-def _must_not_be_audited(audit: bool | None) -> None:
-    if audit:
-        raise UsageError("--audit builds a PORT many times, and a --command runs once; leave out one of the two.")
+    def check_together(self) -> None:
+        """Raise `UsageError` for options that exclude each other."""
+        flags = " and ".join(f"--{name}" for name in self.sections)
+        for rule in RULES:
+            if rule.is_broken(self.given):
+                raise UsageError(rule.says.format(port=safe(self.port or ""), flags=flags))
 
 
-def _of_port(
-    port: str, timeout: float, options: dict[str, Any], adapter: Path | None, ranks: int, lengths: tuple[int, ...]
-) -> Check:
-    """The check of a function or of a model with an adapter, or of an artefact by its runtime."""
-    runtime = runtime_of(port)
-    if runtime is None:
-        return PortCheck(port, timeout, options, adapter, ranks, lengths)
-    if lengths:
-        raise UsageError(f"--length is for a PORT that makes a model; {safe(port)} is an artefact.")
-    if ranks > 1:
-        raise UsageError(f"--ranks is for a PORT that makes a model, or a --command; {safe(port)} is an artefact.")
-    if adapter is not None:
-        raise UsageError(
-            f"--adapter is for a PORT that makes a model; {safe(port)} is an artefact with its own weights."
-        )
-    return artefact_check(port, runtime, timeout, options)
+@dataclass(frozen=True)
+class Rule:
+    """Options, with spaces between, that another excludes, or of which it needs one."""
+
+    option: str
+    says: str
+    excludes: str = ""
+    needs: str = ""
+
+    def is_broken(self, given: set[str]) -> bool:
+        """Return whether the options that are given break the rule."""
+        lacks = bool(self.needs) and given.isdisjoint(self.needs.split())
+        return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
+
+
+OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; \
+give --checkpoint FOLDER and a PORT that is load(folder)."""
+OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or \
+--config FILE, whose max_length allows it."""
+OF_CHECKPOINT = "--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command."
+OF_FAMILY = "--family goes with a PORT alone; leave out --preset, --config and --command."
+OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
+EITHER = "check takes either a PORT or --command; give one of the two."
+OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
+OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
+OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
+
+RULES = (
+    Rule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
+    Rule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
+    Rule("--length", OF_LENGTH, needs="--checkpoint --config"),
+    Rule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
+    Rule("--family", OF_FAMILY, "--preset --config --command"),
+    Rule("--adapter", OF_ADAPTER, "--command"),
+    Rule("--head", "--head is for --checkpoint; a configuration has a field `head` of its own.", needs="--checkpoint"),
+    Rule("check", EITHER, needs="PORT --command"),
+    Rule("PORT", EITHER, "--command"),
+    Rule("--audit", OF_AUDIT, "--command"),
+    Rule("sections", OF_SECTIONS, "PORT"),
+    Rule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
+    Rule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),
+    Rule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
+)
+"""Options that exclude each other, or need another."""
+
+
+def checker(options: Options) -> Check:
+    """The check of a system, by a function, an artefact or a program, each in a process of its own."""
+    timeout = checked_timeout(options.timeout)
+    shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
+    if options.command is not None:
+        named = shared | {"timeout": timeout, "sections": options.sections, "ranks": options.ranks}
+        command = options.command
+        return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
+    assert options.port is not None
+    shared |= {"name": options.port, "audit": options.audit}
+    runtime = runtime_of(options.port)
+    if runtime is not None:
+        return artefact_check(options.port, runtime, timeout, shared)
+    return PortCheck(options.port, timeout, shared, options.adapter, options.ranks, tuple(options.length or ()))
 
 
 class PortCheck:
@@ -135,26 +176,19 @@ class PortCheck:
         options = {**self.options, "progress": progress, "lengths": self.lengths if system.is_asked else ()}
         return check(build, system.name, config=config, parameters=system.parameters, **options)
 
+    @property
+    def arguments(self) -> int | None:
+        """The number of arguments that the port needs: 1 of a loader, `load(folder)`; None if it cannot be known."""
+        return required_arguments(signature_of(self.build))
+
     def is_loader(self) -> bool:
-        """Return whether the port is a loader, `load(folder)`, by its signature.
-
-        Raises `UsageError` if it is neither that nor a `build`, and `LoadError` if there is no such port.
-        """
-        count = required_arguments(signature_of(self.build))
-        if count not in (1, 2, None):
+        """Return whether the port is a loader, by its signature; raise `UsageError` if it is no `build` either."""
+        if self.arguments not in (1, 2, None):
             raise UsageError(
-                f"{safe(self.spec)} takes {count} arguments; expected load(folder), with one, or build(config, "
-                "parameters), with two."
+                f"{safe(self.spec)} takes {self.arguments} arguments; expected load(folder), with one, or "
+                "build(config, parameters), with two."
             )
-        return count == 1
-
-    def must_be_no_loader(self) -> None:
-        """Raise `UsageError` for a port that takes a folder alone; a model with an adapter takes what it likes."""
-        if not self.has_adapter and required_arguments(signature_of(self.build)) == 1:
-            raise UsageError(
-                f"{safe(self.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "
-                "--checkpoint FOLDER; a build takes (config, parameters)."
-            )
+        return self.arguments == 1
 
     def must_be_loader(self, option: str) -> None:
         """Raise `UsageError` for a port that is no loader, which `option` needs."""
@@ -165,83 +199,50 @@ class PortCheck:
             )
 
 
-def check_goes_together(
-    names: Sequence[str],
-    config: Path | None,
-    checkpoint: Path | None,
-    families: Sequence[str],
-    command: str | None,
-    head: str | None,
-    adapter: Path | None = None,
-    is_by_layer: bool = False,
-    lengths: Sequence[int] = (),
-) -> None:
-    """Raise `UsageError` for options of a command that exclude each other."""
-    if is_by_layer and (checkpoint is None or adapter is not None):
-        raise UsageError(
-            "--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; "
-            "give --checkpoint FOLDER and a PORT that is load(folder)."
-        )
-    if lengths and command is not None:
-        raise UsageError("--length is for a PORT; a --command is given the prompts of its bundle.")
-    if lengths and checkpoint is None and config is None:
-        raise UsageError(
-            "--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or "
-            "--config FILE, whose max_length allows it."
-        )
-    besides = bool(names) or config is not None or command is not None
-    if checkpoint is not None and (besides or families):
-        raise UsageError("--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command.")
-    if families and besides:
-        raise UsageError("--family goes with a PORT alone; leave out --preset, --config and --command.")
-    if adapter is not None and command is not None:
-        raise UsageError("--adapter is for a PORT that makes a model; a --command reads its weights from the bundle.")
-    if head is not None and checkpoint is None:
-        raise UsageError("--head is for --checkpoint; a configuration has a field `head` of its own.")
-
-
-def named_systems(
-    names: Sequence[str], config: Path | None, checkpoint: Path | None, families: Sequence[str], *others: Any
-) -> list[System]:
+def named_systems(options: Options) -> list[System]:
     """The systems of families, or of presets and a configuration; none with a checkpoint.
 
-    Raises for one that does not exist, and for options that exclude each other (`check_goes_together`).
+    Raises for one that does not exist, and for options that exclude each other.
     """
-    check_goes_together(names, config, checkpoint, families, *others)
-    if checkpoint is not None:
+    options.check_together()
+    if options.checkpoint is not None:
         return []
-    return list(family_systems(families) if families else systems(names, config))
+    return list(family_systems(options.family) if options.family else systems(options.preset or (), options.config))
 
 
 def chosen_systems(
-    check: Check, named: Sequence[System], families: Sequence[str], checkpoint: Checkpoint | None
+    check: Check,
+    options: Options,
+    named: Sequence[System],
+    imported: Callable[[Path, str | None], Checkpoint],
 ) -> Iterator[System]:
-    """The systems that a command asks for: those that are `named`, or a checkpoint.
+    """The systems that a command asks for: those that are `named`, a checkpoint, or its layers, one at a time.
 
     Raises `UsageError` for a port of another kind than they need.
     """
+    if options.checkpoint is not None and "--by-layer" in options.given:
+        if not isinstance(check, PortCheck):
+            raise UsageError(
+                "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
+            )
+        check.must_be_loader("--by-layer")
+        return layer_systems(options.checkpoint, options.head, options.layers)
+    checkpoint = None if options.checkpoint is None else imported(options.checkpoint, options.head)
     if isinstance(check, OfCheckpoint):
-        yield from check.systems(checkpoint)
-    elif checkpoint is not None:
-        yield from checkpoint_systems(checkpoint, for_loader=isinstance(check, PortCheck) and check.is_loader())
-    elif families:
-        is_adapted = isinstance(check, PortCheck) and check.has_adapter
-        if isinstance(check, PortCheck) and not is_adapted:
-            check.must_be_loader("--family")
-        for system in named:
-            yield dataclasses.replace(system, model_type=None) if is_adapted else system
-    else:
-        if isinstance(check, PortCheck):
-            check.must_be_no_loader()
-        yield from named
-
-
-def chosen_layers(check: Check, folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """The parts of a checkpoint, one at a time; raises `UsageError` for a port that is no loader."""
-    if not isinstance(check, PortCheck):
-        raise UsageError("--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once.")
-    check.must_be_loader("--by-layer")
-    yield from layer_systems(folder, head, layers)
+        return iter(list(check.systems(checkpoint)))
+    if checkpoint is not None:
+        is_loader = isinstance(check, PortCheck) and check.is_loader()
+        return iter(list(checkpoint_systems(checkpoint, for_loader=is_loader)))
+    if isinstance(check, PortCheck) and check.has_adapter:  # a model takes what it likes, and no folder
+        return (dataclasses.replace(system, model_type=None) for system in named)
+    if isinstance(check, PortCheck) and options.family:
+        check.must_be_loader("--family")
+    elif isinstance(check, PortCheck) and check.arguments == 1:
+        raise UsageError(
+            f"{safe(check.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "
+            "--checkpoint FOLDER; a build takes (config, parameters)."
+        )
+    return iter(named)
 
 
 def one_sentence(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.known import Known
+from transparity_conformance.checking.evidence import LastReport
 from transparity_conformance.checking.ranks.program import Beside, beside_one, run_ranks
 from transparity_conformance.checking.ranks.sizes import sized
 from transparity_conformance.checkpoints.files import BundleError
@@ -61,7 +61,7 @@ def check_command(
         failure = next((each.failure for each in completed if each.failure), None)
         outputs = _outputs(command, Completed(completed[0].actual, failure), bundle)
         beside = beside_one(command, Path(folder), completed, outputs, bundle, timeout) if ranks > 1 else None
-    known = Known(located)
+    known = LastReport(located)
     options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "port": command}
     options["ranks"] = ranks if beside and beside.is_sharding else 1
     return _judged(bundle, outputs, failure, beside, known, options)
@@ -72,7 +72,7 @@ def _judged(
     outputs: Outputs,
     failure: str | None,
     beside: Beside | None,
-    known: Known,
+    known: LastReport,
     options: dict[str, Any],
 ) -> Report:
     """The report on what a program wrote, which cannot agree with a `failure`."""

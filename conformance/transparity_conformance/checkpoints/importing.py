@@ -295,12 +295,12 @@ def family_of(folder: Path, given: Fields) -> Family:
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
-    if kind in TOWERS:
+    if str(kind) in TOWERS:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} is of two towers side by side; expected one of them: {towers}.")
     if not isinstance(kind, str) or kind not in FILES:
         raise CheckpointError(
-            f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {', '.join(FILES)}: no other can "
+            f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {listed(FILES, 12)}: no other can "
             "be imported."
         )
     return family_called(kind)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
-from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.explain import Explanation, explain
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.departures import departures
+from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.diagnosis.segment import Combination, Segment
 from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 

@@ -16,7 +16,7 @@ import numpy as np
 from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.diagnosis.search.search import Search
+from transparity_conformance.diagnosis.search.search import DEEPEST, Search
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
@@ -62,9 +62,11 @@ def explain(
     candidates = hypotheses(screen.config, sites, segment.ranks)
     if segment.tap == "logits":
         candidates += whole_model(screen.config)
-    search = Search(segment, known, screen, candidates, clock)
     likely = [combination for combination, _ in _made_before(segment, screen, earlier)]
-    found, remains = _search(search, screen, sites, likely, with_pairs=not _in_vain(segment, earlier))
+    deepest = 1 if _in_vain(segment, earlier) else 2 if segment.is_whole_model else DEEPEST
+    found, remains = list[Combination](), False
+    with contextlib.suppress(OutOfTime):
+        found, remains = Search(segment, known, screen, candidates, sites, clock).run(likely, deepest)
     if not found:
         return Explanation()
     chosen, *rest = _uncontradicted_first(segment, known, screen, found)
@@ -93,25 +95,6 @@ def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
     """Return whether two segments of the same code were searched for several faults without a result."""
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
     return sum(not each.causes for each in alike) > 1
-
-
-def _search(
-    search: Search, screen: Probe, sites: list[str], likely: list[Combination], *, with_pairs: bool
-) -> tuple[list[Combination], bool]:
-    """Return equally good combinations, the preferred first, and whether something remains; none once time is over."""
-    with contextlib.suppress(OutOfTime):
-        found, remains = search.singles(), False
-        if not found:
-            found, remains = search.fitted(screen.config, sites)
-        if not found and with_pairs and not search.segment.is_whole_model:
-            found, remains = search.several(screen.config, sites, likely), False
-        elif not found and with_pairs:
-            found, remains = search.pairs()
-            if not found or remains:
-                with_numbers = search.pairs_with_a_number(screen.config, sites)
-                found, remains = with_numbers if with_numbers[0] else (found, remains)
-        return (found, remains) if found else (search.partial(), True)
-    return [], False
 
 
 def _screen(segment: Segment, known: Combination) -> Probe:

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from transparity.limits.stored import chosen
-from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
@@ -24,19 +23,12 @@ from transparity_conformance.diagnosis.reach.conventions import (
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.diagnosis.search.several import several_fields
+from transparity_conformance.diagnosis.search.fields import several_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
-from transparity_conformance.report.report import (
-    Cause,
-    ClaimResult,
-    Divergence,
-    Interrupted,
-    Measured,
-    Report,
-    Verdict,
-)
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report, Verdict
 
 __all__ = ["Actual", "Located", "Progress", "judge", "silent"]
 
@@ -98,12 +90,7 @@ def judge(
 
 
 def _compare(
-    probes: Mapping[str, Probe],
-    actual: Actual,
-    dtype: str,
-    logits_only: bool,
-    progress: Progress,
-    needs_logits: bool,
+    probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
     """Compare every probe that has logits, or any taps; return a line for everything that is missing, too."""
     results: dict[str, ProbeResult] = {}

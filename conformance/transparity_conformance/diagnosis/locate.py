@@ -8,12 +8,12 @@ import numpy as np
 
 from transparity.limits.stored import chosen
 from transparity_conformance.catalogue.sites import ENDS, is_norm
-from transparity_conformance.catalogue.wholly_hidden import free_positions, judged_gap
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap, undetermined_positions
 from transparity_conformance.report.comparison import share
 
 INTERNAL = (
@@ -121,7 +121,7 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
     """True for the rows of the batch in which `tap` depends on what a query returns that sees no key."""
     rows = len(next(iter(probe.inputs.values())))
-    free = free_positions(probe, dtype).get(tap)
+    free = undetermined_positions(probe, dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 

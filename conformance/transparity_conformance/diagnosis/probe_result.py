@@ -12,10 +12,10 @@ import numpy as np
 from transparity.limits.stored import changed, chosen
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.segment import NEAR
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.catalogue.wholly_hidden import judged, judged_gap
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged, judged_gap
 from transparity_conformance.report.comparison import less, share
 
 NEAR = {"float64": 1000.0, "float32": 1000.0, "bfloat16": 30.0, "float16": 30.0}

@@ -24,10 +24,10 @@ from transparity.taps import Tap
 from transparity_conformance.catalogue.fault import Fault, Formula, Hypothesis, Patch, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
+from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays, neighbour
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.rounding.near_ties import is_choice
-from transparity_conformance.oracle.rounding.variants import variant
+from transparity_conformance.oracle.variants import variant
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 

@@ -31,8 +31,8 @@ from transparity_conformance.listening.expressions import (
     identity,
     reporting,
 )
-from transparity_conformance.listening.functions import functions_of
 from transparity_conformance.listening.record import Origins, Place, Record
+from transparity_conformance.listening.source import functions_of
 
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]

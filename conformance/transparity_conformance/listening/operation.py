@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,8 +31,8 @@ class Operation:
     stack: tuple[Source, ...]
     """The line of the port that ran it, and those that called it, the innermost first; none in threads of a framework.
     """
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of fused attention alone: query, key, value, mask (bool, float64 or None), scale, is_causal."""
+    grows: bool = False
+    """Whether it stands for the turns of a loop whose value grows: what a turn does not have yet is 0."""
 
     @property
     def source(self) -> Source | None:

@@ -1,10 +1,10 @@
 """Listening to PyTorch: every operation that reaches the dispatcher, of modules and functions alike.
 
-Composite operations are heard in their parts (`linear` as `addmm`), kernels as one, and those of attention and of whole
-layers in parts, too (`fused`, `fast_path`). An operation with several outputs is one for each. What is not heard:
-integers and bools (data flows through them), other threads, tensors without numbers of their own (meta, sparse, nested,
+Composite operations are recorded in their parts (`linear` as `addmm`), kernels as one; fused attention is recorded with
+what it computes on the way, in float64. An operation with several outputs is one for each. Not recorded are integers
+and bools (data flows through them), other threads, tensors without numbers of their own (meta, sparse, nested,
 quantised, subclasses with a dispatch of their own), views of parameters, and uninitialised memory. A compiled module
-runs eagerly meanwhile.
+runs eagerly meanwhile, and a layer of `nn.Transformer` in its parts, which may differ in rounding from its fast path.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening import fast_path
-from transparity_conformance.listening.fused import default_scale, hidden
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Place, Record
 
@@ -42,6 +40,8 @@ def listening(record: Record) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(_listener(record))
         yield
     record.settle_awaited(_numbers)
@@ -60,12 +60,12 @@ def _listener(record: Record) -> Any:
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return heard(record, func, args, kwargs or {})
+            return recorded(record, func, args, kwargs or {})
 
     return Listener()
 
 
-def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation, record what it computes, and return its result."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = _given(func, args, kwargs)
@@ -85,17 +85,14 @@ def heard(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
         return result
     if SHAPE_ALONE.search(name):
         inputs = ()
-    if arguments := _attention(func, given):
-        inputs = _hidden(record, arguments, given, stack)
-    if name in fast_path.INPUT:
-        inputs = _fast_path_parts(record, name, given)
+    if "scaled_dot_product" in name and "backward" not in name and {"query", "key", "value"} <= given.keys():
+        inputs = _attention(record, given, stack)
     for place in writes:
         record.write(place, record.add(name, numbers(place.array), inputs, stack))
     for place in _places(result):
         is_of_parameter = place.owner in views and not record.knows(place)
         if place not in writes and not record.has(place) and not is_of_parameter:
-            record.put(place, record.add(name, numbers(place.array), inputs, stack, arguments))
-            arguments = {}  # they are those of the first output
+            record.put(place, record.add(name, numbers(place.array), inputs, stack))
     return result
 
 
@@ -159,53 +156,49 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
     return tensor.to("cpu", torch.float64, copy=True).numpy()
 
 
-def _attention(func: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of fused attention; empty for other operations."""
-    names = {argument.name for argument in func._schema.arguments}
-    if "scaled_dot_product" not in str(func) or "backward" in str(func) or not {"query", "key", "value"} <= names:
-        return {}
-    arrays = {name: _numbers(given[name]) for name in ("query", "key", "value")}
-    query, mask, scale = arrays["query"], _given_mask(given), given.get("scale")
-    if query is None or any(array is None for array in arrays.values()):  # nested
-        return {}
-    return arrays | {
-        "mask": None if mask is None else _mask(mask),
-        "scale": default_scale(query) if scale is None else float(scale),
-        "is_causal": bool(given.get("is_causal", False)),
-    }
+def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
+    """Record in float64 what fused attention computes on the way; return what its output is computed from.
+
+    These are `attention.scores`, scaled; `attention.biased_scores`, if a mask that is added has a bias in it;
+    `attention.masked_scores`, −∞ where masked by a bool; `attention.weights`, 0 in rows that are wholly masked.
+    """
+    import torch
+
+    query, key, value = given["query"], given["key"], given["value"]
+    mask = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
+    if query.is_nested:
+        return record.origins(_places(list(given.values())))
+    if query.ndim > 2 and query.shape[-3] != key.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+    scores = query.detach().double() @ key.detach().double().mT * scale
+    last = record.add("attention.scores", _numbers(scores), record.origins(_places([query, given["key"]])), stack)
+    of_mask = record.origins(_places(mask))
+    if mask is not None and mask.dtype != torch.bool and (bias := _bias(record, mask, of_mask)):
+        biased = _numbers(scores + bias[0].to(scores.device))
+        last = record.add("attention.biased_scores", biased, tuple(sorted({*last, bias[1]})), stack)
+    causal = torch.ones_like(scores, dtype=torch.bool).tril() if given.get("is_causal") else None
+    masks = [each for each in (mask, causal) if each is not None]
+    for each in masks:
+        scores = scores.masked_fill(~each, -torch.inf) if each.dtype == torch.bool else scores + each.detach()
+    if masks:
+        last = record.add("attention.masked_scores", _numbers(scores), tuple(sorted({*last, *of_mask})), stack)
+    last = record.add("attention.weights", _numbers(torch._safe_softmax(scores, -1)), last, stack)
+    return tuple(sorted({*last, *record.origins(_places(value))}))
 
 
-def _hidden(
-    record: Record, arguments: Mapping[str, Any], given: Mapping[str, Any], stack: tuple[Source, ...]
-) -> Origins:
-    """Record what fused attention computes on the way; return what its output is computed from."""
-    origins = {
-        "attention.scores": _origins(record, given["query"], given["key"]),
-        "attention.masked_scores": _origins(record, _given_mask(given)),
-        "attention.context": _origins(record, given["value"]),
-    }
-    bias = _bias(record, arguments["mask"], origins["attention.masked_scores"])
-    last: Origins = ()
-    for name, value in hidden(arguments):
-        last = tuple(sorted({*last, *origins.get(name, ())}))
-        if name != "attention.context":  # which is the output
-            last = record.add(name, value, last, stack)
-        if name == "attention.scores" and bias is not None:
-            last = record.add("attention.biased_scores", value + bias[0], tuple(sorted({*last, bias[1]})), stack)
-    return last
-
-
-def _bias(record: Record, mask: np.ndarray | None, origins: Origins) -> tuple[np.ndarray, int] | None:
+def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
     """The bias in a mask that is added to scores: a value that it is made from, and equals where nothing is masked."""
-    if mask is None or mask.dtype == bool:
-        return None
-    seen, waiting = mask > EXACT_MASK_BELOW, [*origins]
-    while waiting and not seen.all() and mask[seen].any():
+    import torch
+
+    added, waiting = mask.detach().cpu().double(), [*origins]
+    kept = added > EXACT_MASK_BELOW
+    while waiting and not kept.all() and added[kept].any():
         index = waiting.pop(0)
-        value = record.operations[index].value
-        if _is_broadcast(value.shape, mask.shape) and (value > EXACT_MASK_BELOW).all():
-            bias = np.broadcast_to(value, mask.shape)
-            if np.array_equal(bias[seen], mask[seen]):
+        value = torch.from_numpy(record.operations[index].value)
+        if value.min() > EXACT_MASK_BELOW and _is_broadcast(value.shape, added.shape):
+            bias = value.broadcast_to(added.shape)
+            if torch.equal(bias[kept], added[kept]):
                 return bias, index
         waiting += record.operations[index].inputs
     return None
@@ -216,30 +209,3 @@ def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
         return np.broadcast_shapes(shape, to) == to
     except ValueError:
         return False
-
-
-def _fast_path_parts(record: Record, name: str, given: Mapping[str, Any]) -> Origins:
-    """Hear the parts of a kernel that is a whole layer; return what its output is computed from."""
-    argument = fast_path.INPUT[name]
-    cast = {each: fast_path.in_float64(value) for each, value in given.items()}
-    padding = fast_path.padding_of(given[argument])
-    if padding is not None:
-        cast |= {"mask": padding, "mask_type": 1}
-    for place in _places(cast[argument]):
-        record.put(place, _origins(record, given[argument]))
-    with _listener(record):
-        return _origins(record, fast_path.parts(name, cast))
-
-
-def _origins(record: Record, *tensors: Any) -> Origins:
-    return record.origins(_places(tensors))
-
-
-def _given_mask(given: Mapping[str, Any]) -> Any:
-    return next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
-
-
-def _mask(mask: Any) -> np.ndarray:
-    """A mask in bool, or what is added to the scores in float64."""
-    numbers = _numbers(mask)
-    return mask.detach().cpu().numpy().copy() if numbers is None else numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.listening.source import Sources
 
-MOST = 2**18
+MOST_OPERATIONS = 2**18
 """Operations in a record; further ones are left out."""
 
 Origins = tuple[int, ...]
@@ -98,22 +98,14 @@ class Record:
         if last is not None and now is not None:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
-    def add(
-        self,
-        name: str,
-        value: np.ndarray | None,
-        inputs: Origins,
-        stack: tuple[Source, ...],
-        arguments: Mapping[str, Any] | None = None,
-    ) -> Origins:
+    def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
         """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
-        if value is None or value.size == 0 or len(self.operations) == MOST:
+        if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
-        size = value.nbytes + sum(getattr(each, "nbytes", 0) for each in (arguments or {}).values())
-        if self.size + size > self.largest:
+        if self.size + value.nbytes > self.largest:
             return inputs
-        self.size += size
-        self.operations.append(Operation(name, value, inputs, stack, arguments or {}))
+        self.size += value.nbytes
+        self.operations.append(Operation(name, value, inputs, stack))
         return (len(self.operations) - 1,)
 
     def put(self, place: Place, origins: Origins) -> None:
@@ -133,7 +125,7 @@ class Record:
         """Note that an operation writes into an array later than it returns."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
-        memory.arriving = Operation(name, np.empty(0), inputs, stack, {})
+        memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:

@@ -11,7 +11,9 @@ measured at the same weights, is what a budget has to allow. No backend is asked
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,75 +78,66 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
     """The names of a parameter's rows and columns; empty where they are not permuted."""
-    weight = name.endswith("weight") and not name.endswith("norm.weight")
-    if ".recurrence." in name:  # whose own features stay where they are
-        reads = weight and "_convolution" not in name and ".output." not in name
-        return "model" if ".output." in name else "", "model" if reads else ""
-    if name.endswith(("query_norm.weight", "key_norm.weight")):
-        whole = "merged" if name.endswith("query_norm.weight") else "merged_keys"
-        return whole if config.query_key_norm_over == "projection" else "head_dim", ""
-    if name.endswith("relative_bias.weight"):
-        return "", "heads"
-    if config.key_value_rank and (found := _latent_axes(config, name)):
-        return found
-    if name.endswith(".sinks"):
-        return "heads", ""
-    if "_convolution." in name:  # the features between the two stay where they are
-        return "model" if "second" in name else "", ""
-    if ".router" in name or ".shared_expert" in name:  # whose own features stay where they are
-        return "model" if ".down." in name else "", "model" if weight and ".down." not in name else ""
-    for role, merged in (("query", "merged"), ("key", "merged_keys"), ("value", "merged_keys")):
-        if f".{role}." in name:
-            rows, columns = (merged, "model") if config.projection == "full" else ("head_dim", "head_dim")
-            return rows, columns if weight else ""
-    for part, rows, columns in (
-        ("attention.output.", "model", "merged"),
-        ("attention.gate.", "merged", "model"),
-        ("up.", "hidden", "model"),
-        ("gate.", "hidden", "model"),
-        ("down.", "model", "hidden"),
-        ("head.", "", "" if config.has_pooler else "model"),
-        ("pooler.", "", "model"),
-        ("head_transform.", "model", "model"),
-    ):
-        if part in name:
-            return rows, columns if weight else ""
-    return ("", "model") if weight else ("model", "")
+    rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
+    return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
-def _latent_axes(config: TransformerConfig, name: str) -> tuple[str, str] | None:
-    """The axes of a parameter of latent attention, of which the model's features alone are permuted."""
-    if ".self_attention." not in name or name.endswith(".sinks"):
-        return None
-    if ".output." in name:
-        return "model", ""
-    reads_stream = (
-        "query_latent.",
-        "key_value_latent.",
-        "key_rotary.",
-        *(("query.",) if not config.query_rank else ()),
+@functools.lru_cache(maxsize=64)
+def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
+    """Patterns of names with the rows and columns of these parameters; the first that is found in a name holds."""
+    over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
+    heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
+    latents = "query_latent|key_value_latent|key_rotary" + ("" if config.query_rank else "|query")
+    return (
+        # The features of these parts stay where they are; the model's own are permuted.
+        (r"\.recurrence\..*\boutput\.", "model", ""),
+        (r"\.recurrence\..*_convolution", "", ""),
+        (r"\.recurrence\.", "", "model"),
+        (r"query_norm\.weight$", over[0], ""),
+        (r"key_norm\.weight$", over[1], ""),
+        (r"relative_bias\.weight$", "", "heads"),
+        (r"\.sinks$", "heads", ""),
+        *(
+            (
+                (r"\.self_attention\..*\boutput\.", "model", ""),
+                (rf"\.self_attention\.({latents})\.", "", "model"),
+                (r"\.self_attention\.", "", ""),
+            )
+            if config.key_value_rank
+            else ()
+        ),
+        (r"second_convolution\.", "model", ""),
+        (r"_convolution\.", "", ""),
+        (r"\.(router|shared_expert).*\.down\.", "model", ""),
+        (r"\.(router|shared_expert)", "", "model"),
+        (r"\.query\.", heads[0], heads[2]),
+        (r"\.(key|value)\.", heads[1], heads[2]),
+        (r"attention\.output\.", "model", "merged"),
+        (r"attention\.gate\.", "merged", "model"),
+        (r"(up|gate)\.", "hidden", "model"),
+        (r"down\.", "model", "hidden"),
+        (r"head\.", "", "" if config.has_pooler else "model"),
+        (r"pooler\.", "", "model"),
+        (r"head_transform\.", "model", "model"),
+        (r"weight$(?<!norm\.weight)", "", "model"),
+        (r"", "model", ""),
     )
-    return "", "model" if any(f".{part}" in name for part in reads_stream) else ""
 
 
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
-    if "router" in name or leaf == "first_convolution" or (".shared_expert" in name and leaf != "output"):
-        return value
-    if config.key_value_rank and "self_attention." in name and leaf != "output":
-        return value
-    if ".recurrence." in name and leaf != "output":
-        return value
-    if leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes")):
+    is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.key_value_rank else ()))
+    stays = any(part in name for part in is_inside) and (leaf != "output" or "router" in name)
+    stays |= leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes"))
+    stays |= leaf == "hidden" and value.shape[-1] != config.feed_forward_dim
+    if stays or leaf == "first_convolution":
         return value
     if leaf in ("scores", "weights"):
         return value[:, np.argsort(orders["heads"])]
     if leaf.startswith(("query", "key", "value")):
         heads = "heads" if leaf.startswith("query") else "key_heads"
         return value[:, np.argsort(orders[heads])][..., np.argsort(orders["head_dim"])]
-    if leaf == "hidden" and value.shape[-1] != config.feed_forward_dim:
-        return value
     order = {"context": "merged", "gated_context": "merged", "hidden": "hidden"}.get(leaf, "model")
     return value[..., np.argsort(orders[order])]
 
@@ -269,13 +262,11 @@ def rows(dtype: str, found: Sequence[Sample], rule: Rule) -> list[Row]:
 
 def as_table(measured: Sequence[Row]) -> Table:
     """Every constant beside what was measured."""
-    table = Table(
-        "constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers", title="constants of budgets"
-    )
+    heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
+    table = Table(*heads, title="constants of budgets")
     for row in measured:
         shown = [f"{value:.2f}" for value in (row.median, row.most, row.measured)]
-        verdict = "yes" if row.covers else "NO"
-        table.add_row(row.name, row.dtype, f"{row.taps:,}", *shown, f"{row.constant:g}", verdict)
+        table.add_row(row.name, row.dtype, f"{row.taps:,}", *shown, f"{row.constant:g}", "yes" if row.covers else "NO")
     return table
 
 

@@ -13,8 +13,8 @@ from transparity.config import TransformerConfig
 from transparity.limits.mapped import Mapped
 from transparity.taps import Tap
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
-from transparity_conformance.oracle.rounding.near_ties import is_choice, is_of_router
-from transparity_conformance.oracle.rounding.variants import variant
+from transparity_conformance.oracle.near_ties import is_choice, is_of_router
+from transparity_conformance.oracle.variants import variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.transformer import transformer

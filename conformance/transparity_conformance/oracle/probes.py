@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,24 @@ def single_row(probe: Probe) -> Probe:
     row = int(padded.argmax())
     inputs = {name: value[row : row + 1] for name, value in probe.inputs.items()}
     return Probe(probe.case, "single", "a batch of one", probe.config, probe.parameters, inputs)
+
+
+def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
+    """The probe; of a large model, one that keeps what its port shows alone, and tells each layer that it computes."""
+    if not probe.is_large:
+        return probe
+    lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
+    outputs = [
+        f"{stack}.layers.{layer}.output" for stack in config.stacks for layer in range(config.stack_num_layers(stack))
+    ]
+    numbers = {name: number for number, name in enumerate(outputs)}
+
+    def watch(name: str) -> None:
+        if name in numbers:
+            progress("computing the reference", numbers[name], len(numbers))
+
+    lean.oracle.watch = watch
+    return lean
 
 
 def twin(probe: Probe) -> Probe:

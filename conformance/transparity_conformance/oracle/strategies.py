@@ -11,35 +11,23 @@ from hypothesis import strategies as st
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 
-NOT_DRAWN = {
-    "patch_size": "families.taps_and_logits",
-    "image_channels": "families.taps_and_logits",
-    "class_token": "families.taps_and_logits",
-    "patch_bias": "families.taps_and_logits",
-    "mel_bins": "families.taps_and_logits",
-    "num_frames": "families.taps_and_logits",
-    "encoder_positions": "families.taps_and_logits",
-    "norm_momentum": "normalization.batch_training",
-    "rotary_low_frequency": "positions.rotary_frequencies",
-    "rotary_high_frequency": "positions.rotary_frequencies",
-    "mixer": "recurrence.steps",
-    "recurrent_heads": "recurrence.steps",
-    "recurrent_key_heads": "recurrence.steps",
-    "recurrent_key_dim": "recurrence.steps",
-    "recurrent_value_dim": "recurrence.steps",
-    "convolution_width": "recurrence.steps",
-    "convolution_bias": "families.taps_and_logits",
-    "recurrent_bias": "families.taps_and_logits",
-    "time_step_least": "families.taps_and_logits",
-    "time_step_most": "families.taps_and_logits",
-    "query_rank": "families.taps_and_logits",
-    "key_value_rank": "families.taps_and_logits",
-    "value_head_dim": "families.taps_and_logits",
-    "dropout": "dropout.gradients_with_shared_masks",
-    "dropout_at": "dropout.gradients_with_shared_masks",
-    "bos_id": "generation.greedy",
-    "eos_id": "generation.stops_at_end_token",
+HELD_BY = {
+    "families.taps_and_logits": (
+        *("patch_size", "image_channels", "class_token", "patch_bias", "mel_bins", "num_frames", "encoder_positions"),
+        *("convolution_bias", "recurrent_bias", "time_step_least", "time_step_most"),
+        *("query_rank", "key_value_rank", "value_head_dim"),
+    ),
+    "recurrence.steps": (
+        *("mixer", "recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim"),
+        "convolution_width",
+    ),
+    "normalization.batch_training": ("norm_momentum",),
+    "positions.rotary_frequencies": ("rotary_low_frequency", "rotary_high_frequency"),
+    "dropout.gradients_with_shared_masks": ("dropout", "dropout_at"),
+    "generation.greedy": ("bos_id",),
+    "generation.stops_at_end_token": ("eos_id",),
 }
+NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
 """Fields that a drawn forward pass would not read or could not tell, with the claim that holds each."""
 
 SIZES = {

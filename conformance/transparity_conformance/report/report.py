@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -177,6 +177,26 @@ class Report:
     def worst(self) -> Measured | None:
         """The comparison that used the largest share of its budget."""
         return max(self.measured, key=lambda item: item.share, default=None)
+
+    def adding(
+        self,
+        *faults: Divergence,
+        claims: Iterable[ClaimResult] = (),
+        not_compared: Iterable[str] = (),
+        notes: Iterable[str] = (),
+        **fields: Any,
+    ) -> Report:
+        """Return the report with further findings; with a divergence it diverges, first where it did before."""
+        if faults:
+            fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
+        return dataclasses.replace(
+            self,
+            faults=(*self.faults, *faults),
+            claims=(*self.claims, *claims),
+            not_compared=(*self.not_compared, *not_compared),
+            notes=(*self.notes, *notes),
+            **fields,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values, as the public contract has them; an infinite number is the string `"inf"`."""

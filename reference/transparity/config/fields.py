@@ -28,15 +28,16 @@ COUNT = Range(lambda x: 1 <= x <= LARGEST, f"between 1 and {LARGEST}")
 """The default range of whole numbers."""
 
 
-def number(default: float | None, range: Range, *tried: float | None) -> Any:
+def number(default: float | None, range: Range, *tried: float | None, usual: tuple[float, ...] = ()) -> Any:
     """Return a dataclass field for a number within `range`.
 
     Args:
         default: its default.
         range: the possible numbers.
         tried: the values that drawn configurations try, the simplest first; none: it is not drawn.
+        usual: the values that published models and ports have, the likeliest first.
     """
-    return dataclasses.field(default=default, metadata={"range": range, "tried": tried})
+    return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})
 
 
 def numbers(range: Range) -> Any:

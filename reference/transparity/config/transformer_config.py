@@ -106,7 +106,7 @@ class TransformerConfig:
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
     """Apply the activation to a third projection, the gate, which multiplies the up projection (Shazeer 2020)."""
-    gate_limit: float | None = number(None, POSITIVE, None, 0.7)
+    gate_limit: float | None = number(None, POSITIVE, None, 0.7, usual=(7.0, 10.0))
     """Bound of a gated feed-forward, in front of the activation: of the gate from above, of the up projection from both
     sides (gpt-oss); None: no bound."""
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
@@ -155,7 +155,9 @@ class TransformerConfig:
     """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
     """Whether the norms have biases; `rms` has none either way."""
-    norm_eps: float = number(1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12)
+    norm_eps: float = number(
+        1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12, usual=(1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
+    )
     """Added to the variance under the root, or to the deviation (`layer-unbiased`)."""
     norm_momentum: float = number(0.1, SHARE)
     """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
@@ -205,7 +207,7 @@ class TransformerConfig:
     """Scores are divided by the square root of this."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """A further factor of the scores."""
-    attention_softcap: float | None = number(None, POSITIVE, None, 1.5)
+    attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
     """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
     attention_sinks: bool = False
     """Whether each head has a learned number beside its scores, which takes part in the softmax and weighs no value
@@ -293,7 +295,9 @@ class TransformerConfig:
     (RoBERTa, OPT)."""
     rope_layout: RopeLayout = "interleaved"
     """Pairs of features that share an angle, sinusoidal or rotary: neighbours, or features half the width apart."""
-    rope_theta: float = number(10_000.0, POSITIVE, 10_000.0, 5.0)
+    rope_theta: float = number(
+        10_000.0, POSITIVE, 10_000.0, 5.0, usual=(10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
+    )
     """Angles are position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
     """Number of features to rotate, from the first of each head; None: all."""
@@ -377,7 +381,7 @@ class TransformerConfig:
     """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
     head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """A further factor of the head's input (the logits of Granite and Cohere, whose heads have no bias)."""
-    final_softcap: float | None = number(None, POSITIVE, None, 2.0)
+    final_softcap: float | None = number(None, POSITIVE, None, 2.0, usual=(50.0, 30.0, 20.0, 10.0))
     """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
 
     # Dropout

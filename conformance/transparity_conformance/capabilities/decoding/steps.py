@@ -25,8 +25,8 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.stranger import call_stranger
-from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
+from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.capability_result import CapabilityResult, alternatives
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -173,7 +173,7 @@ def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarr
     """Positions (rows, length) of a request at which no convention or near-tie decides, or that are no numbers."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
-    free = free_positions(probe, dtype).get("logits")
+    free = undetermined_positions(probe, dtype).get("logits")
     if free is None:
         return where
     is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)

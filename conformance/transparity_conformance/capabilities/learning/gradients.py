@@ -36,11 +36,10 @@ from transparity_conformance.capabilities.learning.loss import (
     why_no_loss,
 )
 from transparity_conformance.capabilities.stranger import call_stranger
-from transparity_conformance.catalogue.wholly_hidden import blind_rows
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss
-from transparity_conformance.oracle.differentiation.together import Together
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
+from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence

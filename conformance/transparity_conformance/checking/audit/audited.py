@@ -10,8 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.editing import Edit
-from transparity_conformance.running.loader.hub import HubBuild
-from transparity_conformance.running.loader.spoken import seeded
+from transparity_conformance.running.hub import HubBuild, seeded
 from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port
 

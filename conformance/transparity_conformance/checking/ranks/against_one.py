@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
+from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.ranks.group import RankGroup, isolated_of
 from transparity_conformance.checking.ranks.joining import Differing
-from transparity_conformance.checking.reach.calls import run_all
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report

@@ -17,10 +17,10 @@ import numpy as np
 
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.catalogue.wholly_hidden import judged
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 

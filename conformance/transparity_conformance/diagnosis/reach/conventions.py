@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.catalogue.masks import conventions
-from transparity_conformance.catalogue.wholly_hidden import hidden_positions, shows_routers, tied_positions
 from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.undetermined import hidden_positions, shows_routers, tied_positions
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.catalogue.wholly_hidden import free_positions
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.impact import Impact
 from transparity_conformance.report.report import Divergence
 from transparity_numpy.transformer import transformer
@@ -44,7 +44,7 @@ def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
         probe, expected = result.probe, result.probe.oracle.expected["logits"]
         logits = _injected(result, taps) if taps else result.recorded["logits"]
         off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", dtype))
-        if (free := free_positions(probe, dtype).get("logits")) is not None:
+        if (free := undetermined_positions(probe, dtype).get("logits")) is not None:
             off &= ~(free & np.isfinite(logits))
         wrong, tokens = off.any(-1), real_positions(probe)
         real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())

@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar
 BUDGET = 30.0
 """Seconds in which the search ends at a divergence that has no name."""
 
+WALKS = 20_000
+"""Walks after which the search ends, on a machine of any speed."""
+
 CANDIDATES = 300
 """About as many are tried at a segment before there is none left."""
 
@@ -41,7 +44,7 @@ class Clock:
 
     def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
         self.seconds, self.end = seconds, time.thread_time() + seconds
-        self.tried = self.planned = 0
+        self.walks = self.tried = self.planned = 0
         self.ran_out = self.is_interrupted = False
         self.watch, self.told = watch, 0.0
 
@@ -69,6 +72,14 @@ class Clock:
         if self.watch is not None and spent > self.told:
             self.told = spent + STEP
             self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
+
+    def walk(self) -> None:
+        """Count a walk of the search; raise `OutOfTime` if it was the last one, or if no time is left."""
+        self.check()
+        self.walks += 1
+        if self.walks > WALKS:
+            self.ran_out = True
+            raise OutOfTime
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
         """Yield every candidate and count it as tried."""
@@ -107,4 +118,6 @@ class Clock:
         tried = f"{self.tried:,} of {self.planned:,} candidates tried: what is unexplained may have a name"
         if self.is_interrupted:
             return f"the search for causes was interrupted; {tried}"
+        if self.walks > WALKS:
+            return f"the search for causes ended after {WALKS:,} walks; {tried}"
         return f"the search for causes ended after {self.seconds:g} s; {tried} (--budget SECONDS searches longer)"

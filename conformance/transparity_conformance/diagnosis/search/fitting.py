@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue import SUBJECTS
-from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState
-from transparity_conformance.catalogue.scopes import groups
+from transparity_conformance.catalogue import numeric_faults
+from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState, groups
 
 PROMISING = 12
 """The steps of the golden section after which the right number is found to within 1/300 of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """A fault with a number and the sites at which it is made."""
-
-
-def fitted(
-    config: TransformerConfig, sites: list[str], left: Callable[[Hypothesis], float]
-) -> Iterator[tuple[Fittable, Hypothesis]]:
-    """Fit every fault with a number at every group of `sites` so that `left` is least."""
-    for fittable in fittables(config, sites):
-        if (hypothesis := fit(fittable, left)) is not None:
-            yield fittable, hypothesis
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
@@ -59,19 +49,18 @@ def _patch_by_size(patches: Mapping[TransformerConfig, Patch], state: WalkState,
     return patch(state, site, value) if patch else value
 
 
-def widest(config: TransformerConfig, sites: list[str]) -> list[Fittable]:
-    """Every kind of fault with a number, at as many of `sites` as possible."""
+def widest(every: Iterable[Fittable]) -> list[Fittable]:
+    """Every kind of fault with a number, at as many sites as possible."""
     found: dict[str, Fittable] = {}
-    for numeric, chosen in fittables(config, sites):
+    for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
     return list(found.values())
 
 
 def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]:
-    for subject in SUBJECTS:
-        for numeric in subject.numeric_faults(config) if hasattr(subject, "numeric_faults") else ():
-            for chosen in groups(site for site in sites if numeric.is_site(site)):
-                yield numeric, chosen
+    for numeric in numeric_faults(config):
+        for chosen in groups(site for site in sites if numeric.is_site(site)):
+            yield numeric, chosen
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: int = 40) -> float | None:

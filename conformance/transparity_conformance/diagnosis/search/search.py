@@ -1,4 +1,6 @@
-"""The search for the faults that make a difference vanish: single ones, those with a number, and pairs."""
+"""The search for the faults that make a difference vanish: a beam of combinations, each of which is extended by one
+fault more, one of the catalogue or one with a fitted number, until one explains every probe.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +9,64 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, fitted, widest
-from transparity_conformance.diagnosis.search.pairs import Effects
+from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, widest
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.oracle.probes import Probe
 
-BEAM = 3
-"""Partners by added effects are searched for this many of the best single faults."""
+BEAM = 8
+"""Combinations that are extended, at least."""
 
-WIDE = 8
-"""Pairs of faults that are each made wherever possible are searched among this many of the best: one wrong line of code
-is wrong in every layer."""
+WALKS = 500
+"""Walks of one sweep: as many combinations are extended by every candidate as it allows for."""
 
-NUMBERS = 4
-"""Faults with a number are fitted beside this many of them."""
+DEEPEST = 3
+"""The most faults that are put together in a segment; two where logits are all that is known, which more would fit."""
 
-ROUNDS = 4
-"""Two numbers are fitted by turns this many times."""
-
-WALKS = 1500
-"""The budget of walks for partners among all candidates, at least one sweep; faults that explain a probe come first."""
-
-DEEPEST, DEEP = 3, 8
-"""So many faults in one segment are put together, from so many of the best combinations of one fewer."""
+SAMPLE = 4096
+"""Effects are added at this many random elements: those of a large model would not fit into memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Ids that are preferred among faults that explain equally well."""
+
+Round = tuple[Probe, Sequence[Combination]]
+"""Combinations, and the probe on which they are ranked."""
+
+
+class Effects:
+    """The difference that is left with each of a list of single faults, at some of its elements.
+
+    If two effects were independent, `left[one] + left[other] − before` would be left with both faults applied.
+    """
+
+    def __init__(self, before: np.ndarray) -> None:
+        """Start with `before`, the difference without any fault."""
+        self.shape = before.shape
+        self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
+        self.before = before.ravel()[self.drawn]
+        self.left: list[np.ndarray] = []
+
+    def add(self, left: np.ndarray) -> None:
+        """Append the difference that is left with the next fault."""
+        self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
+
+    @functools.cached_property
+    def distinct(self) -> list[int]:
+        """The indices of the faults that have a finite effect, one of each effect."""
+        first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
+        return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
+
+    def likely_pairs(self, count: int) -> list[tuple[int, int]]:
+        """The pairs whose added effects leave least, by index."""
+        effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
+        products, reach = effects @ effects.T, effects @ self.before
+        alone = np.diag(products) + 2 * reach
+        rest = alone[:, None] + alone[None, :] + 2 * products
+        rest[np.tril_indices(len(rest))] = np.inf
+        best = np.argsort(rest, axis=None)[: min(count, len(rest) * (len(rest) - 1) // 2)]
+        chosen = zip(*np.unravel_index(best, rest.shape), strict=True)
+        return [(self.distinct[one], self.distinct[other]) for one, other in chosen]
 
 
 class Search:
@@ -44,158 +75,151 @@ class Search:
     Args:
         known: Faults that are applied already.
         screen: The probe on which candidates are ranked.
-        clock: The time that is left.
+        sites: The taps at which faults may be made.
+        clock: The walks and the time that are left.
 
     Every method raises `OutOfTime` if it runs out.
     """
 
     def __init__(
-        self, segment: Segment, known: Combination, screen: Probe, candidates: list[Hypothesis], clock: Clock
+        self,
+        segment: Segment,
+        known: Combination,
+        screen: Probe,
+        candidates: list[Hypothesis],
+        sites: list[str],
+        clock: Clock,
     ) -> None:
         self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
-        self.candidates = candidates
+        self.candidates, self.sites = candidates, sites
+        self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
+        """The fitted faults, each with what it was made of, by `id`."""
 
-    def singles(self) -> list[Combination]:
-        """Single faults that explain every probe."""
-        return self._survivors(self.screen, self._ranked)
+    def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
+        """Return equally good combinations of at most `deepest` faults, the fewest and the preferred first, and whether
+        something remains.
 
-    def fitted(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """Single faults with a fitted number, and whether something remains.
-
-        A number may explain every probe of the size that it was fitted on, but not those of another size.
+        Args:
+            likely: Combinations that explain other segments of the same kind.
         """
-        made = list(fitted(config, sites, lambda hypothesis: self._left(self.screen, (hypothesis,))))
-        ranked = self._by_rest(self.screen, [(hypothesis,) for _, hypothesis in made])
-        found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
-        if remains and found and (of_sizes := self._fitted_to_sizes(made, found)):
-            return of_sizes, False
-        return found, remains
+        best: list[Combination] = [()]
+        of_one_size: list[Combination] = []
+        for depth in range(deepest):
+            made: list[Combination] = []
+            for probe, combinations in self._extended(best, likely) if depth else [(self.screen, [])]:
+                ranked = self._by_rest(probe, combinations) if depth else self._ranked
+                found, remains = self._of_every_size(self._survivors(probe, ranked, self._same_size))
+                if found and not remains:
+                    return found, False
+                if depth and self.segment.is_whole_model:
+                    of_one_size = of_one_size or found
+                made += ranked
+            numbers = self._numbered(best if depth else [()])
+            found, remains = self._of_every_size(self._survivors(self.screen, numbers, self._same_size))
+            if found and (not remains or not depth):
+                return self._of_sizes(found) if remains else (found, False)
+            of_one_size = found if found and self.segment.is_whole_model else of_one_size
+            best = self._beam(made, numbers)
+        return (of_one_size or self.partial()), True
 
-    def _fitted_to_sizes(self, made: list[tuple[Fittable, Hypothesis]], found: list[Combination]) -> list[Combination]:
-        """Faults of `found` with a number of their own for every size of model that is probed."""
-        of_sizes: list[Combination] = []
-        kept = {id(hypothesis) for (hypothesis,) in found}
+    def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
+        """The combinations to extend. Of logits alone: the two best numbers, and faults made wherever possible."""
+        if self.segment.is_whole_model:
+            return [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
+        return self._by_rest(self.screen, [*numbers, *rows[: self._width]])
+
+    @property
+    def _width(self) -> int:
+        return max(BEAM, WALKS // max(len(self.candidates), 1))
+
+    def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
+        """Combinations of one fault more. Of a port that shows its activations, the best with every candidate; of
+        logits alone, of which there are thousands, the pairs whose added effects leave least, those of the best faults
+        that are made wherever possible, as one wrong line is wrong in every layer, and of the very best any."""
+        if not self.segment.is_whole_model:
+            chosen = [*likely, *best][: self._width]
+            yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
+            return
+        likeliest = self._by_rest(self.screen, self._likeliest_pairs)
+        yield self.screen, likeliest
+        for first in self._wide[:BEAM]:
+            yield self._beside(first, self._wide)
+        whole = [first for (first,), _ in self._explaining]
+        firsts = [*whole, *(likeliest[0] if likeliest else ()), *self._distinct]
+        for first in list({id(first): first for first in firsts}.values())[: max(1, WALKS // len(self.candidates))]:
+            yield self._beside(first, self.candidates)
+
+    def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
+        """Pairs with `first`, and the probe that tells most of what it leaves."""
+        return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
+
+    @functools.cached_property
+    def _likeliest_pairs(self) -> list[Combination]:
+        pairs = self._effects.likely_pairs(WALKS)
+        return [(self.candidates[one], self.candidates[other]) for one, other in pairs]
+
+    def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
+        """The best combinations with one number more, fitted; where they have one already, by turns."""
+        every = fittables(self.screen.config, self.sites)
+        is_pair = self.segment.is_whole_model and best[0] != ()
+        numeric = widest(every) if is_pair else list(every)
+        made = []
+        for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
+            ends = [(*chosen, one) for each in numeric if (one := self._fit(each, chosen))]
+            made += ends
+            if ends and any(id(one) in self.fitted for one in chosen):
+                made += self._by_turns(min(ends, key=lambda end: self._left(self.screen, end)))
+        return self._by_rest(self.screen, made)
+
+    def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
+        """The likeliest faults beside each of the numbers in `best`: with them, the number is another."""
+        for number in best:
+            if id(number[0]) in self.fitted:
+                pairs = self._by_rest(self.screen, [(*number, second) for second in self._wide])
+                yield from (pair[1:] for pair in pairs[: BEAM // 4])
+
+    def _by_turns(self, chosen: Combination) -> list[Combination]:
+        """Fit the numbers of a combination again, each beside the others, as long as that leaves less."""
+        left = self._left(self.screen, chosen)
+        while True:
+            again = chosen
+            for one in chosen:
+                others = tuple(each for each in again if each is not one)
+                if id(one) in self.fitted and (number := self._fit(self.fitted[id(one)][1], others)):
+                    again = (*others, number)
+            if not (less := self._left(self.screen, again)) < left / 2:
+                return [again if less < left else chosen]
+            chosen, left = again, less
+
+    def _fit(self, fittable: Fittable, partners: Combination) -> Hypothesis | None:
+        probe = self._most_telling(partners) if partners else self.screen
+        found = fit(fittable, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
+        if found is not None:
+            self.fitted[id(found)] = found, fittable
+        return found
+
+    def _of_sizes(self, found: list[Combination]) -> tuple[list[Combination], bool]:
+        """Those of `found` with a number of their own for every size of model that is probed; if none explains every
+        probe, return all and True."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
-        for fittable, hypothesis in made:
-            if id(hypothesis) not in kept:
-                continue
+        of_sizes: list[Combination] = []
+        for (hypothesis,) in found:
             sizes = {self.screen.config: hypothesis}
             for config, probe in others.items():
-                again = self._refit(fittable, config, probe)
-                if again is not None:
+                if (again := self._refit(self.fitted[id(hypothesis)][1], probe)) is not None:
                     sizes[config] = again
             combined = (by_size(sizes),)
             if self.segment.vanishes((*self.known, *combined)):
                 of_sizes.append(combined)
-        return of_sizes
+        return of_sizes or found, not of_sizes
 
-    def _refit(self, fittable: Fittable, config: TransformerConfig, probe: Probe) -> Hypothesis | None:
+    def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
         """The fault with the number that fits a model of another size."""
         numeric, sites = fittable
-        same = [again for again in fittables(config, list(sites)) if again[1] == sites]
         kind = numeric.make(1.0).id
+        same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
         again = next((each for each in same if each[0].make(1.0).id == kind), None)
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
-
-    def pairs(self) -> tuple[list[Combination], bool]:
-        """Pairs of faults that explain every probe, and whether something remains."""
-        likely = self._by_rest(self.screen, self._pairs(self._effects.likely_pairs()))
-        if found := self._survivors(self.screen, likely):
-            return found, False
-        of_one_size, remains = self._wide_pairs()
-        if of_one_size and not remains:
-            return of_one_size, False
-        best = [*(likely[0] if likely else ()), *self._distinct]
-        if found := self._swept_pairs(best) or self._added_pairs(best):
-            return found, False
-        return of_one_size, True
-
-    def several(self, config: TransformerConfig, sites: list[str], likely: Sequence[Combination]) -> list[Combination]:
-        """Two or three faults in one segment of a port that shows its activations: fewest first, numbers fitted.
-
-        Args:
-            config: The configuration of the screen.
-            sites: The taps at which they may be made.
-            likely: Combinations that explain other segments of the same kind.
-        """
-        best: list[Combination] = self._ranked
-        for _ in range(DEEPEST - 1 if self.candidates else 0):
-            widest = [*likely, *best][: max(DEEP, WALKS // len(self.candidates) // DEEPEST)]
-            more = [(*chosen, one) for chosen in widest for one in self.candidates if one not in chosen]
-            best = self._by_rest(self.screen, more)
-            if found := self._survivors(self.screen, best):
-                return found
-            numeric = list(fittables(config, sites))
-            made = [(*chosen, one) for chosen in widest[:DEEP] for each in numeric if (one := self._fit(each, chosen))]
-            if found := self._survivors(self.screen, self._by_rest(self.screen, made)):
-                return found
-            best = self._by_rest(self.screen, [*made, *best[:DEEP]])
-        return []
-
-    def _wide_pairs(self) -> tuple[list[Combination], bool]:
-        """Pairs of faults that are each made wherever possible."""
-        of_one_size: list[Combination] = []
-        for first in self._wide[:WIDE]:
-            found, remains = self._of_every_size(self._with(first, self._wide, self._same_size))
-            if found and not remains:
-                return found, False
-            of_one_size = of_one_size or found
-        return of_one_size, True
-
-    def _swept_pairs(self, best: list[Hypothesis]) -> list[Combination]:
-        """Pairs of a promising fault and any other."""
-        sweeps = max(1, WALKS // len(self.candidates))
-        wholly = [first for (first,), _ in self._explaining[:sweeps]]
-        for first in wholly + [first for first in best if first not in wholly][: sweeps - len(wholly)]:
-            if found := self._with(first, self.candidates, self.segment.probes):
-                return found
-        return []
-
-    def _added_pairs(self, best: list[Hypothesis]) -> list[Combination]:
-        """Pairs of one of the best faults and a partner whose effect adds up to the rest."""
-        for first in best[:BEAM]:
-            index = self.candidates.index(first)
-            pairs = self._pairs([(index, second) for second in self._effects.likely_partners(index)])
-            if found := self._survivors(self.screen, self._by_rest(self.screen, pairs)):
-                return found
-        return []
-
-    def pairs_with_a_number(self, config: TransformerConfig, sites: list[str]) -> tuple[list[Combination], bool]:
-        """Pairs of faults, at least one with a number, each made wherever possible; and whether something remains."""
-        if not self.segment.is_whole_model:
-            return [], False
-        numeric = widest(config, sites)
-        alone = [(each, number) for each in numeric if (number := self._fit(each, ())) is not None]
-        alone = sorted(alone, key=lambda item: self._left(self.screen, item[1:]))[: NUMBERS // 2]
-        partners = self._wide[:NUMBERS]
-        for _, number in alone:
-            pairs = self._by_rest(self.screen, [(number, second) for second in self._wide])
-            partners += [second for _, second in pairs[: NUMBERS // 2]]
-        found: list[Combination] = []
-        for first in {id(partner): partner for partner in partners}.values():
-            found += [(first, second) for each in numeric if (second := self._fit(each, (first,))) is not None]
-        for each, first in alone:
-            others = [other for other in numeric if other is not each]
-            seconds = [(other, second) for other in others if (second := self._fit(other, (first,))) is not None]
-            if seconds:
-                other, _ = min(seconds, key=lambda item: self._left(self.screen, (first, item[1])))
-                found += self._by_turns(each, other, first)
-        ranked = self._by_rest(self.screen, found)
-        return self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
-
-    def _fit(self, fittable: Fittable, partners: Combination) -> Hypothesis | None:
-        probe = self._most_telling(partners, self._same_size)
-        return fit(fittable, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
-
-    def _by_turns(self, one: Fittable, other: Fittable, first: Hypothesis) -> list[Combination]:
-        """Fit two numbers by turns, each with the other applied."""
-        for _ in range(ROUNDS):
-            second = self._fit(other, (first,))
-            again = self._fit(one, (second,)) if second else None
-            if second is None or again is None:
-                return []
-            first = again
-        return [(first, second)] if second else []
 
     def partial(self) -> list[Combination]:
         """Single faults that explain several probes, but not all: those that explain most, the likeliest first.
@@ -222,7 +246,14 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        scores = [rms(left) for left in self._lefts()]
+        """Single candidates, the best first."""
+        scores = []
+        for hypothesis in self.clock.each(self.candidates):
+            chosen = (*self.known, hypothesis)
+            left = self.segment.left(self.screen, chosen)
+            self.segment.keep(self.screen, chosen, left)
+            self._effects.add(left)
+            scores.append(rms(left))
         return [(self.candidates[index],) for index in np.argsort(scores, kind="stable")]
 
     @functools.cached_property
@@ -235,75 +266,55 @@ class Search:
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
     @functools.cached_property
+    def _effects(self) -> Effects:
+        return Effects(self.segment.left(self.screen, self.known))
+
+    @property
+    def _distinct(self) -> list[Hypothesis]:
+        """The best single faults, one of each effect."""
+        distinct = {id(self.candidates[index]) for index in self._effects.distinct}
+        return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
+
+    @functools.cached_property
     def _same_size(self) -> list[Probe]:
         """The probes of the screen's size."""
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
-    def _most_telling(self, chosen: Combination, probes: Sequence[Probe]) -> Probe:
-        """The probe with the largest remaining difference."""
-        return max(probes, key=lambda probe: self._share(probe, chosen)) if chosen else self.screen
-
-    def _with(self, first: Hypothesis, seconds: Sequence[Hypothesis], probes: Sequence[Probe]) -> list[Combination]:
-        """Pairs of `first` and one of `seconds` that explain `probes`."""
-        probe = self._most_telling((first,), probes)
-        pairs: list[Combination] = [(first, second) for second in seconds if second != first]
-        return self._survivors(probe, self._by_rest(probe, pairs), probes)
+    def _most_telling(self, chosen: Combination) -> Probe:
+        """The probe of the screen's size with the largest remaining difference."""
+        return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
         """Keep those of `found` that explain probes of every size; if there are none, return all and True."""
         everywhere = [chosen for chosen in found if self.segment.vanishes((*self.known, *chosen))]
         return everywhere or found, not everywhere
 
-    @functools.cached_property
-    def _effects(self) -> Effects:
-        return Effects(self.segment.left(self.screen, self.known))
-
-    @functools.cached_property
-    def _distinct(self) -> list[Hypothesis]:
-        """The best single faults, one of each effect."""
-        order = {id(h): rank for rank, (h,) in enumerate(self._ranked)}
-        return sorted((self.candidates[i] for i in self._effects.distinct), key=lambda h: order[id(h)])
-
-    def _lefts(self) -> Iterator[np.ndarray]:
-        for hypothesis in self.clock.each(self.candidates):
-            chosen = (*self.known, hypothesis)
-            left = self.segment.left(self.screen, chosen)
-            self.segment.keep(self.screen, chosen, left)
-            self._effects.add(left)
-            yield left
-
-    def _pairs(self, indices: Sequence[tuple[int, int]]) -> list[Combination]:
-        return [(self.candidates[one], self.candidates[other]) for one, other in indices]
-
     def _left(self, probe: Probe, chosen: Combination) -> float:
-        self.clock.check()
+        self.clock.walk()
         return self.segment.rms(probe, (*self.known, *chosen))
 
     def _share(self, probe: Probe, chosen: Combination) -> float:
-        self.clock.check()
+        self.clock.walk()
         return self.segment.share(probe, (*self.known, *chosen))
 
     def _by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
-    def _survivors(
-        self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe] | None = None
-    ) -> list[Combination]:
-        """Those that make the difference vanish on all `probes` (all of the segment's by default).
+    def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
+        """Those that make the difference vanish on all `probes`.
 
         Args:
             ranked: The candidates in order of the difference that is left on `screen`.
         """
         segment = self.segment
-        everywhere = segment.probes if probes is None else probes
         found, before = [], self._left(screen, ())
         for chosen in ranked:
             combined = (*self.known, *chosen)
             # what leaves more than half of the difference is no explanation, whatever its own budget
             if self._left(screen, chosen) > before / 2 or not segment.is_near(screen, combined):
                 break
-            if segment.share(screen, combined) <= 1 and segment.vanishes(combined, everywhere):
+            if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
                 found.append(chosen)
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
 

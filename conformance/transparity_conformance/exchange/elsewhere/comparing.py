@@ -19,7 +19,7 @@ from transparity_conformance.exchange.elsewhere.manifest import read_manifest
 from transparity_conformance.exchange.elsewhere.names import in_ranges
 from transparity_conformance.exchange.elsewhere.reading import read_answers, read_bundle
 from transparity_conformance.exchange.elsewhere.writing import CHECKPOINT
-from transparity_conformance.oracle.lean import lean
+from transparity_conformance.oracle.probes import lean
 from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
 from transparity_conformance.report.report import Report
 

@@ -23,7 +23,7 @@ from transparity_conformance.exchange.bundle.manifest import (
 )
 from transparity_conformance.exchange.elsewhere.names import collapsed
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 
 FORMAT = 3
 MANIFEST = "manifest.json"

@@ -28,7 +28,7 @@ from transparity_conformance.exchange.elsewhere.manifest import (
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.text import shown
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 
 MASK = "attention_mask"
 

@@ -30,7 +30,7 @@ from transparity_conformance.exchange.elsewhere.manifest import (
 )
 from transparity_conformance.oracle.probes import probes_with
 from transparity_conformance.report.text import reason
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 
 CHECKPOINT = "checkpoint"
 """The folder of a piece within its bundle."""

@@ -22,8 +22,7 @@ from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.running.adapters.adapter import ASKED, Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
-from transparity_conformance.running.adapters.notation import ABSENT
-from transparity_conformance.running.adapters.numbered import for_all_layers
+from transparity_conformance.running.adapters.notation import ABSENT, for_all_layers
 from transparity_conformance.running.process.running import run
 
 

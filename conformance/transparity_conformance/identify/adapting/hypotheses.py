@@ -11,8 +11,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.identify.adapting.layouts import biases, rotations, weights
 from transparity_conformance.identify.adapting.places import Map, Place
 from transparity_conformance.identify.adapting.pool import Pool
-from transparity_conformance.running.adapters.notation import ABSENT, Shapes, parted
-from transparity_conformance.running.adapters.numbered import LAYER, Lines, at_layer, templates
+from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, Shapes, at_layer, parted, templates
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
 """The steps that make a matrix of a kernel, or a vector, in front of a cut of its rows."""

@@ -11,8 +11,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.identify.adapting.hypotheses import texts_of, turned
 from transparity_conformance.identify.adapting.pool import Pool
-from transparity_conformance.running.adapters.notation import ABSENT, parted
-from transparity_conformance.running.adapters.numbered import LAYER, Lines, for_all_layers
+from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
 """The steps for rows of which neighbours are rotated together, as Meta's are, and those half a head apart."""

@@ -14,7 +14,7 @@ from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.identify.alignment.values.candidates import Candidates
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.running.adapters.numbered import LAYER
+from transparity_conformance.running.adapters.notation import LAYER
 
 SCORES = ("scores", "weights", "scores in order")
 """How queries and keys are told: by scores and weights, for exchanged ones have the same scores with exchanged axes; by

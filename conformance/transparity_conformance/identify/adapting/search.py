@@ -34,8 +34,7 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.identify.adapting.reference import SCORES, Reference
 from transparity_conformance.identify.alignment.values.candidates import Candidates
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.running.adapters.notation import ABSENT
-from transparity_conformance.running.adapters.numbered import LAYER, Lines, at_layer
+from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, at_layer
 
 
 @dataclass

@@ -23,9 +23,9 @@ from transparity_conformance.identify.alignment.rearranged import rearranged
 from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
 from transparity_conformance.identify.alignment.values.features import reordered
 from transparity_conformance.identify.alignment.values.layout import Layout
+from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.rounding.near_ties import is_choice
 
 
 def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match]:

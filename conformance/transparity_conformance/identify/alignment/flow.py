@@ -10,9 +10,9 @@ import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
-from transparity_conformance.oracle.rounding.near_ties import is_choice
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import recorded
@@ -18,6 +17,7 @@ from transparity_conformance.identify.alignment.plan import Plan, planned
 from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 
 Taps = Mapping[str, Arrays]
 """The taps of a port by the probe."""

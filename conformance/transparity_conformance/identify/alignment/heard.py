@@ -16,7 +16,6 @@ import numpy as np
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
@@ -26,6 +25,7 @@ from transparity_conformance.identify.alignment.values.loops import without_loop
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Divergence
 from transparity_conformance.running.process.running import run_listening

@@ -13,9 +13,9 @@ from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.identify.alignment.flow import Flow
 from transparity_conformance.identify.alignment.intermediate import intermediates
 from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.rounding.near_ties import is_choice
 
 
 def behind_faults(

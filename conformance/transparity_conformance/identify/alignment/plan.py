@@ -19,7 +19,6 @@ from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.subsequence import common
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
 from transparity_conformance.identify.alignment.values.layout import Layout, layouts
-from transparity_conformance.identify.alignment.values.loops import GROWS
 from transparity_conformance.identify.alignment.values.masked import unmasked
 from transparity_conformance.identify.alignment.values.repeated import unrepeated
 from transparity_conformance.listening.operation import Operation, Source
@@ -160,7 +159,7 @@ def _ways(
     """The value of a tap, in every way to read the operations `indices`, of which each has rows of `shape`; none where
     scores are masked."""
     values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
-    grows = any(GROWS in operations[index].arguments for index in indices) and tap.endswith(".scores")
+    grows = any(operations[index].grows for index in indices) and tap.endswith(".scores")
     if grows or any(np.isneginf(value).any() for value in values):
         return []
     rows_of = [_arranged(value, shape, learned, probe.config.num_heads) for value in values]

@@ -29,7 +29,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.adapters.model import made_by
-from transparity_conformance.running.adapters.modules import kept
+from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
 
 

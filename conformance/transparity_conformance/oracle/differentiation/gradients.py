@@ -1,16 +1,20 @@
-"""The gradient of the loss by every number of the parameters, many of one forward pass.
+"""The gradient of the loss by every number of the parameters, many of one forward pass, and the oracle of a training.
 
 The reference moves one number at a time, which is plain and slow; here each moves in a row of its own (`Leaning`).
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
+from transparity.taps import Tap
+from transparity.training import Training
 from transparity_conformance.oracle.differentiation.derivatives import AT_ONCE
 from transparity_conformance.oracle.differentiation.leaning import (
     Directions,
@@ -19,10 +23,12 @@ from transparity_conformance.oracle.differentiation.leaning import (
     repeated,
     rows_are_apart,
 )
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_numpy.arithmetic.functional import STEP
 from transparity_numpy.training import differentiation
 from transparity_numpy.training.differentiation import Parameters, loss_of
 from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 
@@ -61,3 +67,24 @@ def _unit_vectors(shape: tuple[int, ...]) -> Directions:
     """The directions of a parameter's numbers, in their order: each is the product of unit vectors."""
     numbers = np.indices(shape).reshape(len(shape), -1)
     return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
+
+
+_train = functools.partial(train, differentiate=loss_and_gradients)
+
+
+def training_oracle(
+    config: TransformerConfig,
+    parameters: Arrays,
+    batches: Sequence[Arrays],
+    training: Training,
+    by: Callable[..., tuple[list[float], Arrays]] | None = None,
+) -> Oracle:
+    """The oracle of a training from `parameters`, one step for each batch: its `losses`, and what is learned; of the
+    reference's, or `by` another."""
+
+    def run(arrays: Arrays, tap: Tap) -> None:
+        losses, learned = (by or _train)(config, arrays, batches, training)
+        for name, value in {"losses": np.array(losses), **learned}.items():
+            tap(name, value)
+
+    return Oracle(run, parameters, neighbours=2)

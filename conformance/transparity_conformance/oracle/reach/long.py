@@ -23,8 +23,7 @@ from transparity_conformance.oracle.budgets import HALF, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.blocks import blocks_of_queries
 from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, ReachProbe, few_calls, reach_inputs
-from transparity_conformance.oracle.rounding.tables import farthest_formula
-from transparity_conformance.oracle.rounding.variants import IN_BLOCKS, variant
+from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.head import head

@@ -30,7 +30,7 @@ from transparity_conformance.oracle.reach.thresholds import (
     longest_length,
     thresholds,
 )
-from transparity_conformance.oracle.rounding.variants import IN_BLOCKS, IN_SEQUENCE
+from transparity_conformance.oracle.variants import IN_BLOCKS, IN_SEQUENCE
 from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 

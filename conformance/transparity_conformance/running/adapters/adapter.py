@@ -21,13 +21,15 @@ from transparity_conformance.report.text import listed, reason, safe
 from transparity_conformance.running.adapters.notation import (
     ABSENT,
     COUNTED,
+    LAYER,
     AdapterError,
+    Lines,
     Selection,
+    line_of,
     parted,
     select,
     sizes_of,
 )
-from transparity_conformance.running.adapters.numbered import LAYER, Lines, line_of
 
 ASKED = "?"
 """The line of a parameter that was not settled."""

@@ -17,18 +17,23 @@ from transparity.inputs import input_form
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.report.formatting import count as counted
 from transparity_conformance.running.adapters.adapter import Adapter
-from transparity_conformance.running.adapters.modules import initialised, is_module, widened
-from transparity_conformance.running.adapters.tensors import (
+from transparity_conformance.running.forward import called, called_by_name, required_arguments
+from transparity_conformance.running.frameworks.modules import (
+    Tensor,
+    initialised,
+    is_module,
+    kind_of,
+    module_in,
+    of_build,
+    widened,
+)
+from transparity_conformance.running.frameworks.tensors import (
     buffers_of,
-    held_by,
     package_of,
+    tensors_inside,
     tensors_of,
 )
-from transparity_conformance.running.loader.free import called_by_name
-from transparity_conformance.running.loader.held import module_in
-from transparity_conformance.running.loader.hub import called, required_arguments
-from transparity_conformance.running.loader.inputs import FRAMEWORKS, is_instance
-from transparity_conformance.running.loader.modules.kind import Tensor, kind_of, of_build
+from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
 """`Model()` or `Model(config)`, a class of modules or a function that makes one; or a `build(config, parameters)`."""
@@ -123,7 +128,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
     try:
         made = call_stranger(make, *given)
         if is_build and config is not None:
-            return _checked(Model(of_build(made, config), held_by(made)), name, made)
+            return _checked(Model(of_build(made, config), tensors_inside(made)), name, made)
         return _checked(call_stranger(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
@@ -161,7 +166,7 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
     module = module_in(made)
     if module is not None:
         module.eval()
-    tensors = held_by(made) if module is None else tensors_of(module)
+    tensors = tensors_inside(made) if module is None else tensors_of(module)
     model = _called(made, config, None if module is None else "torch", tensors)
     return dataclasses.replace(
         model, _buffers=buffers_of(module), module=module, memory=made if module is None else module

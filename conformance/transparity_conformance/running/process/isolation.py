@@ -254,23 +254,19 @@ class _RemoteForward(_Remote, PortElsewhere):
         """Call a method of the built port."""
         return _called(self._process, self._handle, name, *args)
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
         """Listen in the port's process, to values of half an answer's size."""
-        return self._heard("forward", "listen", tokens, largest_answer() // 2)
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer = self._heard(method or "forward", "listen_in_full", method, args, named, _stays(method))
-        _keep_track(self._process, answer[0])
-        return answer
-
-    def _heard(self, what: str, name: str, *arguments: Any) -> tuple[Any, list[Operation]]:
-        answer = self._process.answer(what, name, self._handle.number, *arguments)
+        request = self._handle.number, method, args, named, _stays(method), whole_numbers
+        answer = self._process.answer(method or "forward", "listen", *request)
         try:
-            result, operations = answer
-            return result, received(operations)
+            result, operations = answer[0], received(answer[1])
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             self._process.stop()
             raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
+        _keep_track(self._process, result)
+        return result, operations
 
     @property
     def handle(self) -> Handle:
@@ -346,8 +342,9 @@ class IsolatedModel(PortElsewhere):
     def __call__(self, **tokens: np.ndarray) -> Any:
         return self._forward(**tokens)
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        return self._forward.listened(**tokens)
+    def listened(self, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
+        answer: tuple[Any, list[Operation]] = self._forward.listened(*args, **named)
+        return answer
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The tensors by name; raises `PortProcessError` if they are none."""

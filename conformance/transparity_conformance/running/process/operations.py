@@ -26,7 +26,6 @@ def described(operations: Sequence[Operation]) -> dict[str, Any]:
         "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
         "counts": np.array([len(each.inputs) for each in operations], np.int64),
         "value": [each.value for each in operations],
-        "arguments": [[i, dict(each.arguments)] for i, each in enumerate(operations) if each.arguments],
         "names": list(names),
         "sources": [[each.file, each.line, each.code] for each in sources],
         "stacks": [list(stack) for stack in stacks],
@@ -41,7 +40,6 @@ def received(answer: Any) -> list[Operation]:
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
     stacks = [tuple(sources[_checked_index(index)] for index in stack) for stack in answer["stacks"]]
-    arguments = {int(index): _arguments(each) for index, each in answer["arguments"]}
     inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])[: len(answer["name"])]
     rows = zip(answer["name"], answer["stack"], inputs, answer["value"], strict=True)
     return [
@@ -50,14 +48,9 @@ def received(answer: Any) -> list[Operation]:
             _checked(np.asarray(value, np.float64)),
             _before(i, given),
             stacks[_checked_index(stack)],
-            arguments.get(i, {}),
         )
         for i, (name, stack, given, value) in enumerate(rows)
     ]
-
-
-def _arguments(given: Any) -> dict[str, Any]:
-    return {name: given[name] for name in ("query", "key", "value", "mask", "scale", "is_causal")}
 
 
 def _checked_index(index: Any) -> int:

@@ -22,8 +22,8 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
-from transparity_conformance.running.loader.answers import taps_in
-from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
@@ -93,12 +93,10 @@ class BuildElsewhere:
 class PortElsewhere:
     """A built port that does not run in this process, and listens where it runs."""
 
-    def listened(self, **tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        """The result of a forward pass, and its operations."""
-        raise NotImplementedError
-
-    def listened_in_full(self, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        """The result of the method, or of a forward pass for an empty one, and its operations, integers among them."""
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
+        """The result of a method, or of a forward pass for an empty one, and its operations."""
         raise NotImplementedError
 
     def sharding(self) -> Sharding:
@@ -135,11 +133,7 @@ def run_listening(
     those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
     """
 
-    def listened(**tokens: np.ndarray) -> tuple[Any, list[Operation]]:
-        if isinstance(forward, PortElsewhere):
-            return forward.listened(**tokens)
-        return listen(lambda: forward(**tokens), framework, largest=largest_answer() // 2)
-
+    listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
     return _known(returned, probe, logits_only=False), operations
 
@@ -147,22 +141,36 @@ def run_listening(
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
     """The result of a method of a built port, or of a forward pass for an empty one, and its operations, integers and
     bools among them. Raises `PortError` for what the port raises."""
+    answer: tuple[Any, list[Operation]] = call_stranger(_listened, forward, method, *args, whole_numbers=True, **named)
+    return answer
+
+
+def _listened(
+    forward: Any, method: str, /, *args: Any, framework: str | None = None, whole_numbers: bool = False, **named: Any
+) -> tuple[Any, list[Operation]]:
     if isinstance(forward, PortElsewhere):
-        answer: tuple[Any, list[Operation]] = call_stranger(forward.listened_in_full, method, *args, **named)
-        return answer
+        return forward.listened(method, *args, whole_numbers=whole_numbers, **named)
     function = getattr(forward, method) if method else forward
-    return call_stranger(listen_once, function, *args, **named)
+    return listen_once(function, args, named, framework, whole_numbers=whole_numbers)
 
 
-def listen_once(function: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """The result of a function and its operations, integers and bools among them; what it writes into, such as a cache,
-    is copied for the rehearsal."""
-    copies = copy.deepcopy((args, named))
+def listen_once(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    framework: str | None = None,
+    *,
+    whole_numbers: bool,
+) -> tuple[Any, list[Operation]]:
+    """The result of a function and its operations; what it writes into, such as a cache, is copied for the
+    rehearsal."""
+    args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),
+        framework,
         largest=largest_answer() // 2,
-        whole_numbers=True,
-        rehearsal=lambda: function(*copies[0], **copies[1]),
+        whole_numbers=whole_numbers,
+        rehearsal=lambda: function(*args_copy, **named_copy),
     )
 
 

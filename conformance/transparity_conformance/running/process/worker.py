@@ -27,17 +27,25 @@ from transparity_conformance.capabilities.stranger import (
     signature_of,
     tokens_kept,
 )
-from transparity_conformance.listening.listen import listen
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, opened
-from transparity_conformance.running.loader.answers import taps_in
-from transparity_conformance.running.loader.hub import HubBuild
-from transparity_conformance.running.loader.modules.kind import of_build
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.frameworks.modules import of_build
+from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import LoadError, load_port
 from transparity_conformance.running.process.operations import described
 from transparity_conformance.running.process.running import listen_once
-from transparity_conformance.running.process.wire import Closed, Handle, Kept, encoded, receive_request, send_answer
+from transparity_conformance.running.process.wire import (
+    Closed,
+    Handle,
+    Kept,
+    encoded,
+    largest_answer,
+    receive_request,
+    send_answer,
+)
 from transparity_conformance.running.runtimes.runtime import Listened, load_artefact, runtime_of
 
 
@@ -94,23 +102,20 @@ class Worker:
         """Return whether an object has the method `name`."""
         return has_method(self.objects[number], name)
 
-    def listen(self, number: int, named: Any, largest: int) -> Any:
-        """Call an object, and return its result and its operations, whose values have at most `largest` bytes."""
-        function = self.objects[number]
-        if isinstance(function, Listened):
-            result, operations = function.listened(largest, **named)
-            result = taps_in(result, self.configs[number])
+    def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
+        """Call an object or its method as `call` does; return its result and its operations, with integers and bools
+        for `whole_numbers`. An artefact tells its operations itself, and has none of the latter."""
+        function, operations = self.objects[number], list[Operation]()
+        if not isinstance(function, Listened):
+            call = functools.partial(self.call, number, attribute, stays=stays)
+            result, operations = listen_once(
+                call, (), {"args": self._given(args), "named": self._given(named)}, whole_numbers=whole_numbers
+            )
+        elif whole_numbers:
+            result = self.call(number, attribute, args, named, stays)
         else:
-            result, operations = listen(lambda: self.call(number, "", (), named), largest=largest)
-        return [result, described(operations)]
-
-    def listen_in_full(self, number: int, attribute: str, args: Any, named: Any, stays: int | None) -> Any:
-        """Call an object or its method as `call` does, and return its result and its operations, integers and bools
-        among them; an artefact that tells its operations itself has none."""
-        if isinstance(self.objects[number], Listened):
-            return [self.call(number, attribute, args, named, stays), described([])]
-        call = functools.partial(self.call, number, attribute, stays=stays)
-        result, operations = listen_once(call, args=self._given(args), named=self._given(named))
+            result, operations = function.listened(largest_answer() // 2, **named)
+            result = taps_in(result, self.configs[number])
         return [result, described(operations)]
 
     def build(

@@ -19,13 +19,6 @@ OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch"
 """The names that exporters give to inputs; a cache has `past…` going in and `present…` coming out."""
 
 PAST, PRESENT = "past", "present"
-OUTPUTS = {
-    "logits": ("logits",),
-    "hidden": ("last_hidden_state",),
-    "pooled": ("pooler_output",),
-    "classes": ("logits", "text_embeds", "image_embeds"),
-}
-"""The names of the answer, by the head of the model; else it is the first output."""
 
 
 @dataclass(frozen=True)

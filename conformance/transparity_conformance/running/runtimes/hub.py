@@ -14,7 +14,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
 from transparity_conformance.checkpoints.reading import read_fields
 from transparity_conformance.report.text import reason
-from transparity_conformance.running.loader.hub import forward_of
+from transparity_conformance.running.forward import forward_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.runtimes.runtime import Limits
 

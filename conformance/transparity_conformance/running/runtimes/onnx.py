@@ -15,9 +15,10 @@ from transparity_conformance.capabilities.stranger import PortCallError, call_st
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import reason
-from transparity_conformance.running.loader.inputs import NAMES, with_mask
+from transparity_conformance.running.answers import OUTPUTS
+from transparity_conformance.running.inputs import NAMES, with_mask
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.runtimes.graph import FRAMES, OUTPUTS, Graph, graph_of
+from transparity_conformance.running.runtimes.graph import FRAMES, Graph, graph_of
 from transparity_conformance.running.runtimes.nodes import Nodes, weights_dtype
 from transparity_conformance.running.runtimes.runtime import Limits, Listened
 
@@ -118,7 +119,7 @@ class OnnxForward(Listened):
     def __init__(self, model: OnnxModel, config: TransformerConfig) -> None:
         self.model, self.config = model, config
         outputs = model.graph.outputs
-        self.answer = next((name for name in outputs if name in OUTPUTS[config.head]), outputs[0])
+        self.answer = next((name for name in OUTPUTS[config.head] if name in outputs), outputs[0])
         if model.has_steps and config.architecture == "decoder":
             self.step = self._step
 

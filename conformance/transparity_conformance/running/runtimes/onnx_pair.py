@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import listed
-from transparity_conformance.running.loader.inputs import with_mask
+from transparity_conformance.running.inputs import with_mask
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.runtimes.graph import FRAMES
 from transparity_conformance.running.runtimes.nodes import Nodes, weights_dtype

@@ -67,6 +67,7 @@ def claim(
     cases: tuple[str, ...] = (),
     all_cases: Iterable[str] = (),
     all_in: tuple[str, ...] = (),
+    topic: str = "",
 ) -> Callable[[Check], Check]:
     """Register a check as the claim `topic.name`, after its file and its function.
 
@@ -78,11 +79,11 @@ def claim(
         harness, sharded: whether it is about single functions or modules, or about the backend over several ranks.
         cases: the cases of the quick suite, if the check takes any.
         all_cases: the cases of its full range, in the dtypes `all_in`.
+        topic: another topic than the name of the file.
     """
 
     def register(check: Check) -> Check:
-        topic = check.__module__.rpartition(".")[2]
-        name = f"{topic}.{check.__name__}"
+        name = f"{topic or check.__module__.rpartition('.')[2]}.{check.__name__}"
         says = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
 
         def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:

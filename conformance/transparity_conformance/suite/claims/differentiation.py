@@ -1,4 +1,5 @@
-"""Gradients by each framework's reverse mode, compared with the reference's derivatives by the complex step."""
+"""Gradients by each framework's reverse mode, also with shared masks of dropout, compared with the reference's
+derivatives by the complex step."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
+from transparity.taps import lengths_of
+from transparity.training import dropout_masks
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
@@ -70,3 +73,24 @@ def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     for case in cases:
         if case not in left_out:
             yield from gradients_agree(bench, "differentiation.model_gradients", case, *derivatives(case))
+
+
+RATE = 0.3
+
+
+@functools.cache
+def dropped(case: str) -> tuple[Derivatives, Arrays]:
+    """A preset with few layers and a rate of dropout, with masks; and its parameters."""
+    config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
+    parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
+    lengths = lengths_of(config, inputs)
+    batch = len(inputs[config.input_names[0]])
+    masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
+    return Derivatives(config, parameters, inputs, masks=masks), parameters
+
+
+@claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
+def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """With shared dropout masks the gradients of the loss are its derivatives by the complex step."""
+    for case in cases:
+        yield from gradients_agree(bench, "dropout.gradients_with_shared_masks", case, *dropped(case))

@@ -1,4 +1,4 @@
-"""One layer by itself, on drawn activations, so that no earlier layer affects it."""
+"""One layer or feed-forward by itself, on drawn activations, so that no earlier layer affects it."""
 
 from __future__ import annotations
 
@@ -81,3 +81,10 @@ def decoder_layer(bench: Bench) -> Iterator[Evidence]:
             memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
             context |= {"memory": memory, "memory_mask": memory_mask}
         yield from part_agrees(bench, "layers.decoder_layer", case, "layers.DecoderLayer", "", context)
+
+
+@claim(topic="feed_forward", harness=True)
+def module(bench: Bench) -> Iterator[Evidence]:
+    """The feed-forward module agrees on drawn activations."""
+    for case in PRESETS:
+        yield from part_agrees(bench, "feed_forward.module", case, "feed_forward.FeedForward", "feed_forward", {})

@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.training import Training
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.training import training_oracle
+from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import Evidence

@@ -1,4 +1,4 @@
-"""Positions inside attention, compared with the papers' formulas in whole numbers."""
+"""Positions inside attention and before it, compared with the papers' formulas in whole numbers; and masks, exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 def relative_buckets(bench: Bench) -> Iterator[Evidence]:
     """Every distance is in the bucket of T5's definition, also if a bucket begins at a whole number."""
     bucket_of = bench.function("positions.relative_buckets")
-    for buckets, farthest in ((4, 5), (6, 81), (8, 9), (10, 160), (32, 128)):
+    pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
+    for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
         for both in (False, True):
             record = bench.evidence("positions.relative_buckets", f"{buckets} buckets up to {farthest}, both {both}")
@@ -120,3 +121,52 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
     low, high = max(low, 0), min(high, size - 1)
     ramps = [min(1.0, max(0.0, (index - low) / (high - low))) for index in range(size // 2)]
     return [ramp * slow + (1 - ramp) * fast for ramp, slow, fast in zip(ramps, slowed, plain, strict=True)]
+
+
+@claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
+def sinusoidal(bench: Bench) -> Iterator[Evidence]:
+    """The table of sines and cosines is the formula's, interleaved or halved, computed in float64 for every dtype."""
+    table = bench.function("embeddings.sinusoidal_positions")
+    for length, size in ((1, 2), (101, 6), (11, 24)):
+        angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
+        truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]
+        # An angle is rounded before its sine is taken, so an ulp of the largest angle is what float64 can promise.
+        budget = RULES["float64"].floor * epsilon("float64") * length
+        record = bench.evidence("embeddings.sinusoidal", f"{length}×{size}")
+        yield record.within("positions", table(length, size), truth, budget)
+        halves = [row[::2] + row[1::2] for row in truth]
+        yield record.within("sines, then cosines", table(length, size, 10_000.0, "halves"), halves, budget)
+
+
+TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
+
+
+@claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
+def causal(bench: Bench) -> Iterator[Evidence]:
+    """Position t sees positions 0 to t and none after it."""
+    causal_mask = bench.function("masks.causal_mask")
+    for length in (1, 2, 7):
+        truth = [[key <= query for key in range(length)] for query in range(length)]
+        mask = causal_mask(np.arange(length)[None], length)
+        yield bench.evidence("masks.causal", f"length {length}").exactly("mask", mask, [[truth]])
+
+
+@claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
+def padding(bench: Bench) -> Iterator[Evidence]:
+    """Exactly the padding is masked, wherever it is; without a padding token, nothing is."""
+    padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
+    for pad_id in (0, 3, None):
+        truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
+        mask = padding_mask(visible_keys(TOKENS, pad_id))
+        yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", mask, truth)
+
+
+@claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
+def target(bench: Bench) -> Iterator[Evidence]:
+    """A decoder sees no future token and, with `causal-and-padding`, no padding."""
+    target_mask = bench.function("masks.target_mask")
+    past = [[key <= query for key in range(4)] for query in range(4)]
+    both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]
+    for kind, truth in (("causal", [[past]]), ("causal-and-padding", both)):
+        mask = target_mask(np.arange(4)[None], TOKENS != 0, kind)
+        yield bench.evidence("masks.target", kind).exactly("mask", mask, truth)

@@ -14,9 +14,8 @@ from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
 from transparity_conformance.checking.artefacts.gguf.layouts import check_family, names_in_file
 from transparity_conformance.checking.artefacts.gguf.metadata import metadata_faults
-from transparity_conformance.checking.artefacts.gguf.names import head_faults, name_faults
 from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
-from transparity_conformance.checking.artefacts.gguf.tensors import Checkpoint, Held, hold
+from transparity_conformance.checking.artefacts.gguf.tensors import Checkpoint, Held, head_faults, hold, name_faults
 from transparity_conformance.checking.artefacts.systems import ArtefactSystem
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import System

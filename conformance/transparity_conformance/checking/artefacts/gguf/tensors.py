@@ -1,19 +1,22 @@
-"""The tensors of a file, each held to the hub's: within a step of its type, or wrong by a mistake with a name."""
+"""The tensors of a file beside the hub's: names, shapes, and numbers within a step of their type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
 from transparity_conformance.checking.artefacts.gguf.layouts import Layout, layout_of, other_layouts
-from transparity_conformance.checking.artefacts.gguf.reading import Tensor
+from transparity_conformance.checking.artefacts.gguf.reading import GgufFile, Tensor
 from transparity_conformance.checking.artefacts.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
+from transparity_conformance.report.text import listed
 
 SAYS = {
     "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",
@@ -102,3 +105,41 @@ def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) ->
 
 def _cause(mistake: str, **words: Any) -> tuple[Cause, ...]:
     return (Cause(mistake, SAYS[mistake].format(**words), words.get("factor"), 0.0, 1.0),)
+
+
+OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
+COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors of files that no checkpoint has."""
+
+
+def name_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+    """Tensors that are missing, of another shape, or of no use."""
+    for name, theirs in hub.names.items():
+        expected = hub.expected(name).shape
+        if theirs not in file.tensors:
+            also = ": llama.cpp then takes the embeddings for it" if theirs == OUTPUT else ""
+            yield known_fault(theirs, "gguf-tensor-missing", f"it is missing{also}; the checkpoint has {name}")
+        elif file.tensors[theirs].shape != expected:
+            found = shown(file.tensors[theirs].shape)
+            yield known_fault(theirs, "gguf-shape", f"its shape is {found}; by the checkpoint expected {expected}")
+    others = [name for name in file.tensors if name not in {*hub.names.values(), *COMPUTED, OUTPUT}]
+    if others:
+        yield known_fault(others[0], "gguf-tensor-unknown", f"the checkpoint has nothing of the name {listed(others)}")
+
+
+def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+    """The head in the file of a model whose head is its embeddings: it has to be the same numbers."""
+    if not hub.config.tied_head or OUTPUT not in file.tensors:
+        return
+    embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
+    if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
+        yield known_fault(OUTPUT, "gguf-shape", "its shape is not that of the embeddings, which are the head")
+        return
+    says = "it is not the embeddings, which are the head of the checkpoint"
+    for fault in hold(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
+        yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
+
+
+def known_fault(where: str, mistake: str, says: str) -> Divergence:
+    """A fault that is a fact, and no difference of numbers."""
+    return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))

@@ -13,7 +13,6 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.flow import flow_of
 from transparity_conformance.identify.alignment.intermediate import intermediates, tables
 from transparity_conformance.identify.alignment.values.layout import layouts
-from transparity_conformance.identify.alignment.values.loops import GROWS
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -133,7 +132,7 @@ def caller(
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
     """Return whether an operation computes nothing, but takes a part of what it is given, or, turn by turn, ever more
     of it, as a cache is read."""
-    value, grows = operation.value, GROWS in operation.arguments
+    value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
         return False

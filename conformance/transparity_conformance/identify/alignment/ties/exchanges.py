@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.catalogue.wholly_hidden import judged_gap
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.identify.alignment.heard import Heard, HeardCall
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Divergence, Report
 

@@ -12,9 +12,6 @@ from transparity.taps import lengths_of
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe
 
-GROWS = "grows"
-"""The argument of an operation whose value grows from turn to turn: what a turn does not have yet is 0."""
-
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
     """The operations of a call with those of a loop stacked: a head's of each head, a token's of each token.
@@ -56,9 +53,9 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
             each for index in group for given in operations[index].inputs for each in numbers[given] if each < new
         }
         values = [operations[index].value for index in group]
-        arguments = {GROWS: True} if len({value.shape for value in values}) > 1 else {}
+        grows = len({value.shape for value in values}) > 1
         if len(group) > 1:
-            first = Operation(first.name, _stack(values), (), first.stack, arguments)
+            first = Operation(first.name, _stack(values), (), first.stack, grows)
         result.append(dataclasses.replace(first, inputs=tuple(sorted(inputs))))
     return result
 

@@ -1,0 +1,70 @@
+"""One transformer of any library's blocks: their order, and their weights by the names of the model's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+
+LEAVES = ("weight", "bias")
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a library, each called with the scope of its parameters and with activations."""
+
+    embed: Callable[[str, Any], Any]
+    """A row for each token; of a table of positions, the first as many."""
+    linear: Callable[[str, Any], Any]
+    norm: Callable[[str, Any], Any]
+    attention: Callable[[str, Any, Any, Any], Any]
+    """Of `x` to `memory`, with a mask that is true where a key is seen, or None."""
+    relu: Callable[[Any], Any]
+
+    def feed_forward(self, scope: str, x: Any) -> Any:
+        return self.linear(f"{scope}.down", self.relu(self.linear(f"{scope}.up", x)))
+
+
+def stack(config: TransformerConfig, blocks: Blocks, name: str, tokens: Any, mask: Any, memory: Any = None) -> Any:
+    """The output of the stack `name`; with a memory, its layers attend to it."""
+    x = blocks.embed(f"{name}.token_embedding", tokens) + blocks.embed(f"{name}.position_embedding", tokens)
+    for at in (f"{name}.layers.{index}" for index in range(config.stack_num_layers(name))):
+        for sublayer, call in _sublayers(blocks, at, mask, memory):
+            norm = partial(blocks.norm, f"{at}.{sublayer}_norm")
+            x = x + call(norm(x)) if config.norm_position == "pre" else norm(x + call(x))
+    return blocks.norm(f"{name}.final_norm", x) if config.final_norm else x
+
+
+def _sublayers(blocks: Blocks, at: str, mask: Any, memory: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    yield "self_attention", lambda x: blocks.attention(f"{at}.self_attention", x, x, mask)
+    if memory is not None:
+        yield "cross_attention", lambda x: blocks.attention(f"{at}.cross_attention", x, memory, None)
+    yield "feed_forward", lambda x: blocks.feed_forward(f"{at}.feed_forward", x)
+
+
+def transformer(config: TransformerConfig, blocks: Blocks, mask: Any, tokens: Any, source: Any = None) -> Any:
+    """The logits."""
+    memory = None if source is None else stack(config, blocks, "encoder", source, None)
+    return blocks.linear("head", stack(config, blocks, "decoder", tokens, mask, memory))
+
+
+def kind_of(scope: str) -> str:
+    """`attention`, `norm`, `embedding` or `linear`."""
+    return next((kind for kind in ("attention", "norm", "embedding") if scope.endswith(kind)), "linear")
+
+
+def by_block(parameters: Mapping[str, np.ndarray]) -> dict[str, Weights]:
+    """The weights of each block by its scope, under their names in it; an attention is one block."""
+    found: dict[str, Weights] = {}
+    for name, value in parameters.items():
+        scope, leaf = name.rsplit(".", 1)
+        outer, _, role = scope.rpartition(".")
+        scope, leaf = (outer, f"{role}.{leaf}") if outer.endswith("attention") else (scope, leaf)
+        found.setdefault(scope, {})[leaf] = value
+    return found

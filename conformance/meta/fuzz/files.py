@@ -1,0 +1,247 @@
+"""The doors of files: configurations, parameters, bundles, outputs of ports, and checkpoints of a hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from safetensors.numpy import load, save, save_file
+
+from meta.fuzz.outcome import ACCEPTED, WrongAnswerError
+from meta.fuzz.strategies import NAMES, PRINTABLE, Draw, damaged, is_rare, json_values, names, objects, texts
+from transparity import TransformerConfig, check_parameters, initialize_parameters, load_parameters, save_parameters
+from transparity.presets import PRESETS, preset
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import FILES as FAMILIES
+from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
+from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
+from transparity_conformance.exchange.bundle.manifest import FILES, digest, own_digest
+from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
+from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.oracle.memory import check_memory
+
+TINY = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=5,
+    max_length=3,
+    embed_dim=4,
+    num_heads=1,
+    num_decoder_layers=1,
+    feed_forward_dim=2,
+)
+PARAMETERS = initialize_parameters(TINY)
+FIELDS = st.sampled_from([field.name for field in dataclasses.fields(TransformerConfig)])
+CHECKPOINTS = st.sampled_from(("llama", "bert", "t5"))
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+
+Content = dict[str, bytes]
+"""The files of a folder, by name."""
+
+
+def write(folder: Path, files: Content) -> None:
+    """Write the files of a folder."""
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def drawn_text(draw: Draw, fields: Any) -> bytes:
+    """Draw JSON, right or wrong, as the bytes of a file."""
+    return draw(texts(fields)).encode("utf-8", "surrogatepass")
+
+
+def configuration_text(draw: Draw, folder: Path) -> str:
+    """A configuration as JSON: fields of wild values, and text that is damaged."""
+    fields = preset(draw(st.sampled_from(list(PRESETS)))).resized().as_dict()
+    fields |= draw(st.dictionaries(FIELDS | names, json_values, max_size=3))
+    return _used(TransformerConfig.from_json(draw(texts(fields))))
+
+
+def configuration_object(draw: Draw, folder: Path) -> str:
+    """A configuration from Python objects, by each of its constructors."""
+    changes: Any = {draw(FIELDS): draw(objects)}
+    made = (
+        lambda: TINY.resized(**changes),
+        lambda: TransformerConfig.from_dict({**TINY.as_dict(), **changes}),
+        lambda: dataclasses.replace(TINY, **changes),
+    )
+    return _used(draw(st.sampled_from(made))())
+
+
+def _used(config: TransformerConfig) -> str:
+    """Return whether it can be checked is known at once; JSON brings it back."""
+    assert TransformerConfig.from_json(config.to_json()) == config
+    check_memory(config, 8, source=min(9, config.max_length), target=1, tokens=min(9, config.max_length))
+    return ACCEPTED
+
+
+def parameters_file(draw: Draw, folder: Path) -> str:
+    """A damaged safetensors file."""
+    path = folder / "parameters.safetensors"
+    save_parameters(path, PARAMETERS)
+    path.write_bytes(draw(damaged(path.read_bytes())))
+    load_parameters(path, draw(st.sampled_from((TINY, None))))
+    return ACCEPTED
+
+
+def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Add or replace some tensors, or leave one out."""
+    for name in draw(st.lists(st.sampled_from([*sorted(tensors), *PRINTABLE]), min_size=1, max_size=2)):
+        shape = draw(st.sampled_from(((), (0,), (4,), (5, 4), (4, 5), (1,) * 12, (0, 2**20))))
+        dtype = draw(st.sampled_from(("float32", "float64", "float16", "int32", "bool")))
+        tensors[name] = np.full(shape, draw(st.sampled_from((0, np.nan, np.inf))) if dtype[0] == "f" else 0, dtype)
+    if draw(is_rare):
+        tensors.pop(draw(st.sampled_from(sorted(tensors))))
+    return tensors
+
+
+def parameters_named(draw: Draw, folder: Path) -> str:
+    """A file of right form with wrong tensors in it."""
+    path = folder / "parameters.safetensors"
+    save_file(_with_wrong_tensors(draw, dict(PARAMETERS)), path)
+    load_parameters(path, TINY)
+    return ACCEPTED
+
+
+def parameters_object(draw: Draw, folder: Path) -> str:
+    """Parameters that are no arrays, or not by name."""
+    called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
+    given = draw(objects) if draw(is_rare) else {**PARAMETERS, draw(called): draw(objects)}
+    if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
+        save_parameters(folder / "parameters.safetensors", given)
+    check_parameters(draw(objects) if draw(is_rare) else TINY, given)
+    return ACCEPTED
+
+
+@functools.cache
+def right_bundle() -> tuple[Bundle, Content]:
+    """A small bundle, and its files."""
+    probes = {name: probe for name, probe in bundle_probes("config", TINY).items() if name in ("one", "mixed")}
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = export_bundle(TINY, folder, probes)
+        return bundle, {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def bundle_file(draw: Draw, folder: Path) -> str:
+    """A bundle with one damaged file, whose digest may be corrected."""
+    _, files = right_bundle()
+    name = draw(st.sampled_from(FILES))
+    write(folder, files | {name: draw(damaged(files[name]))})
+    if not draw(is_rare):
+        manifest = json.loads(files["manifest.json"])
+        manifest["sha256"][name] = digest(folder / name)
+        _sign(folder, manifest)
+    read_bundle(folder)
+    return ACCEPTED
+
+
+def bundle_manifest(draw: Draw, folder: Path) -> str:
+    """A bundle whose manifest says something else, is signed anew, or is damaged."""
+    _, files = right_bundle()
+    write(folder, files)
+    manifest = json.loads(files["manifest.json"])
+    for _ in range(draw(st.integers(1, 2))):
+        _change(draw, manifest)
+    if draw(is_rare):
+        (folder / "manifest.json").write_bytes(drawn_text(draw, manifest))
+    else:
+        _sign(folder, manifest)
+    read_bundle(folder)
+    return ACCEPTED
+
+
+def _change(draw: Draw, value: Any) -> None:
+    """Change one value, somewhere deep."""
+    while isinstance(value, dict) and value:
+        name = draw(st.sampled_from(sorted(value)))
+        if not isinstance(value[name], dict) or draw(is_rare):
+            value[draw(names) if draw(is_rare) else name] = draw(json_values)
+            return
+        value = value[name]
+
+
+def _sign(folder: Path, manifest: dict[str, Any]) -> None:
+    if isinstance(manifest.get("sha256"), dict):
+        manifest["sha256"]["manifest.json"] = own_digest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def bundle_outputs(draw: Draw, folder: Path) -> str:
+    """Outputs of a port: damaged, of wrong shapes, dtypes and names, or of wild numbers; a few are judged."""
+    bundle, files = right_bundle()
+    path, right = folder / ACTUAL, files["expected.safetensors"]
+    path.write_bytes(draw(damaged(right)) if draw(st.booleans()) else save(_other_outputs(draw, load(right))))
+    outputs = read_actual(path, bundle, cut=draw(is_rare))
+    if not draw(is_rare):
+        return ACCEPTED
+    report = judge_bundle(bundle, outputs)
+    flat = {f"{probe}/{tap}": value for probe, taps in outputs.items() for tap, value in taps.items()}
+    near = all(
+        np.array_equal(value, flat[name]) or np.allclose(value, flat[name], rtol=1e-3, atol=1e-3)
+        for name, value in load(right).items()
+        if name in flat
+    )
+    if report.verdict == "agrees" and not near:
+        raise WrongAnswerError("outputs that differ by more than a thousandth agree")
+    return report.verdict
+
+
+def _other_outputs(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for name in draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=3)):
+        value = tensors[name]
+        numbers = draw(st.sampled_from((np.nan, np.inf, 1e308, -1e30, 5e-324)))
+        changes = [value.astype("float32"), value.astype("int32"), value[..., :1].copy(), np.zeros(0)]
+        changes += [np.full(value.shape, numbers), *(value + more for more in (1e-9, 1e-3, 1.0))]
+        called = draw(st.sampled_from(PRINTABLE)) if draw(is_rare) else name
+        tensors[called] = changes[draw(st.integers(0, len(changes) - 1))]
+    return tensors
+
+
+@functools.cache
+def right_checkpoint(family: str) -> Content:
+    """The files of a small checkpoint of a family."""
+    config = example_config(family)
+    with tempfile.TemporaryDirectory() as folder:
+        export_checkpoint(family, config, initialize_parameters(config), folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def checkpoint_fields(draw: Draw, folder: Path) -> str:
+    """A checkpoint whose config.json has wild values."""
+    files = right_checkpoint(draw(CHECKPOINTS))
+    fields = json.loads(files["config.json"])
+    known = st.sampled_from((*fields, "rope_scaling", "layer_types", "hidden_act", *NAMES))
+    fields |= draw(st.dictionaries(known, json_values, min_size=1, max_size=3))
+    if draw(is_rare):
+        fields["model_type"] = draw(st.sampled_from([*FAMILIES]) | json_values)
+    write(folder, files | {"config.json": drawn_text(draw, fields)})
+    return _imported(folder)
+
+
+def checkpoint_tensors(draw: Draw, folder: Path) -> str:
+    """A checkpoint with a damaged file of weights, wrong tensors, or an index that lies."""
+    files = dict(right_checkpoint(draw(CHECKPOINTS)))
+    kind = draw(st.sampled_from(("damaged", "damaged", "wrong", "index")))
+    if kind == "damaged":
+        files[WEIGHTS] = draw(damaged(files[WEIGHTS]))
+    elif kind == "wrong":
+        files[WEIGHTS] = save(_with_wrong_tensors(draw, load(files[WEIGHTS])))
+    else:
+        weights = st.dictionaries(names, st.just(WEIGHTS) | names, max_size=3) | json_values
+        files[INDEX] = drawn_text(draw, {"weight_map": draw(weights)})
+    write(folder, files)
+    return _imported(folder)
+
+
+def _imported(folder: Path) -> str:
+    checkpoint = import_checkpoint(folder)
+    for remark in checkpoint.remarks:
+        assert remark.isprintable(), remark
+    save_checkpoint(checkpoint, folder / "ours")
+    return ACCEPTED

@@ -1,0 +1,191 @@
+"""Faults of a feed-forward: its activation, its gate, the bounds of both; what faults change in experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.fault import Settings, WalkState, usual
+from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
+from transparity_conformance.oracle.masks import own_config, split
+from transparity_numpy.arithmetic.functional import sigmoid
+from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
+
+Bound = Callable[[float, Value, Value], tuple[Value, Value]]
+"""From the limit, the gate and the up projection to both as they are bounded."""
+
+BOUNDS: dict[str, tuple[str, Bound]] = {
+    "missing": ("the gate and the up projection are not bounded by {limit:g}", lambda limit, gate, up: (gate, up)),
+    "gate alone": (
+        "the up projection is not bounded by {limit:g}, only the gate is",
+        lambda limit, gate, up: (np.minimum(gate, limit), up),
+    ),
+    "up alone": (
+        "the gate is not bounded by {limit:g}, only the up projection is",
+        lambda limit, gate, up: (gate, np.clip(up, -limit, limit)),
+    ),
+    "both sides": (
+        "the gate is bounded from both sides, by {limit:g} and −{limit:g}, not only from above",
+        lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit)),
+    ),
+    "above alone": (
+        "the up projection is bounded only from above by {limit:g}, not from both sides",
+        lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit)),
+    ),
+}
+"""Wrong bounds of a gate, in words and as functions (swiglu_limit)."""
+
+
+def bounds(config: TransformerConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """The id, the variant, the description and the settings of each fault."""
+    limit, offset = config.gate_limit, config.up_offset
+    if limit is not None:
+        for name, (says, bound) in BOUNDS.items():
+            yield "gate-limit", name, f"{says.format(limit=limit)} (swiglu_limit)", {"bounded": bound}
+        for other in (each for each in usual("gate_limit") if each != limit):
+            says = f"the gate and the up projection are bounded by {other:g} instead of {limit:g} (swiglu_limit)"
+            yield "gate-limit", f"{other:g}", says, {"bounded": partial(_bounded_by, other)}
+    if not offset:
+        return
+    yield "up-offset", "missing", f"{offset:g} is not added to the up projection", {"offset": 0.0}
+    says = f"{offset:g} is subtracted from the up projection, not added"
+    yield "up-offset", "subtracted", says, {"offset": -offset}
+    to_gate = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up  # noqa: E731
+    says = f"{offset:g} is added to the activated gate, not to the up projection"
+    yield "up-offset", "of the gate", says, {"offset": 0.0, "gated": to_gate}
+
+
+def _bounded_by(limit: float, _: float, gate: Value, up: Value) -> tuple[Value, Value]:
+    return bounded(limit, gate, up)
+
+
+def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The output of a layer's experts."""
+    scope = split(site)[0]
+    part, config = f"{scope}.feed_forward", own_config(state.config, site)
+    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
+    weights = state.taps[f"{scope}.feed_forward.router_weights"]
+    source = settings.get("order", lambda expert, count: expert)
+    hidden = partial(_hidden, settings, state, config)
+    total = np.zeros_like(value)
+    unpacked: Callable[[Value], Value] = settings.get("unpacked", lambda features: features)
+    for expert in range(config.num_experts):
+        own = f"{part}.experts.{source(expert, config.num_experts)}"
+        features = unpacked(hidden(own, unpacked(x)))
+        total = total + weights[..., expert, None] * apply_linear(state, f"{own}.down", features)
+    if config.shared_expert_dim:
+        shared = state.taps[f"{part}.shared_expert.output"] * value.dtype.type(settings.get("shared", 1))
+        if parameters_of(state, f"{part}.shared_expert_gate"):
+            shared = shared * settings.get("through", sigmoid)(apply_linear(state, f"{part}.shared_expert_gate", x))
+        total = total + shared
+    return total.astype(value.dtype)
+
+
+def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, scope: str, x: Value) -> Value:
+    function = settings.get("function", RIGHT[config.activation])
+    up = apply_linear(state, f"{scope}.up", x)
+    if not config.gated:
+        return function(up)
+    return gated(settings, config, function, apply_linear(state, f"{scope}.gate", x), up)
+
+
+def gated(
+    settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
+) -> Value:
+    """Hidden features of gate and up, in which `bounded` may be another bound, `offset` another number that is added to
+    up, and `gated` another way to put them together."""
+    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
+    up = up + up.dtype.type(settings.get("offset", config.up_offset))
+    combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
+    return combined(function, gate, up)
+
+
+def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
+    """The gate bounded from above, and the up projection from both sides."""
+    return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit))
+
+
+def is_activated(config: TransformerConfig, site: str) -> bool:
+    """Return whether a tap is what an activation makes: hidden features, or the sum of experts, which show none."""
+    routed = own_config(config, site).num_experts > 0
+    return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
+
+
+NAMES = {
+    "relu": "ReLU",
+    "gelu": "GELU (erf)",
+    "gelu-tanh": "GELU (tanh)",
+    "gelu-quick": "quick GELU (x · sigmoid(1.702 x))",
+    "silu": "SiLU",
+}
+
+ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    **{name: (RIGHT[name], says) for name, says in NAMES.items()},
+    "tanh": (np.tanh, "tanh"),
+    "sigmoid": (sigmoid, "sigmoid"),
+    "leaky": (lambda x: np.where(x > 0, x, 0.01 * x), "leaky ReLU (0.01)"),
+    "relu6": (lambda x: np.clip(x, 0, 6), "ReLU6"),
+    "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
+    "none": (lambda x: x, "no activation"),
+}
+"""The activations of the reference, and others that ports have."""
+
+
+def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
+    scope, sublayer, _ = split(site)
+    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
+    return apply_linear(state, f"{site.removesuffix('.hidden')}.{role}", x)
+
+
+def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The hidden features of a feed-forward, or the sum of experts, with other settings."""
+    if site.endswith(".output"):
+        return mixed(settings, state, site, value)
+    function = settings.get("function", RIGHT[state.config.activation])
+    up = _projected(settings, state, site, "up")
+    if not state.config.gated:
+        return function(up).astype(value.dtype)
+    gate = _projected(settings, state, site, "gate")
+    return gated(settings, state.config, function, gate, up).astype(value.dtype)
+
+
+Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
+"""From the activation function, the gate and the up projection to the hidden units."""
+
+GATES: tuple[tuple[str, str, str, Gated], ...] = (
+    (
+        "gate-swapped",
+        "swapped",
+        "gate and up are exchanged: the activation is applied to up, not to the gate",
+        lambda function, gate, up: gate * function(up),
+    ),
+    ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
+    (
+        "gate-missing",
+        "gate alone",
+        "the up projection is not multiplied by the gate",
+        lambda function, gate, up: function(gate),
+    ),
+    (
+        "gate-activation",
+        "of both",
+        "the activation is applied to the gate and to the up projection",
+        lambda function, gate, up: function(gate) * function(up),
+    ),
+    (
+        "gate-activation",
+        "of the product",
+        "the activation is applied to the product of the gate and the up projection",
+        lambda function, gate, up: function(gate * up),
+    ),
+    (
+        "gate-missing",
+        "added",
+        "the gate is added to the up projection, not multiplied",
+        lambda function, gate, up: function(gate) + up,
+    ),
+)

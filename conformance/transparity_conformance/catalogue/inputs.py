@@ -1,0 +1,276 @@
+"""Faults with inputs that are no tokens: the patches of an image, frames of audio, the attention mask and token types.
+
+A bias of the keys, which Whisper does not have, is no fault: it moves all scores of a query alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.embedding import right_ids, right_positions
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
+from transparity_conformance.catalogue.masks import weighed
+from transparity_conformance.catalogue.sites import Value
+from transparity_conformance.oracle.masks import Call, Mask, MaskParts, given_mask, padding_at
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.embeddings import patches
+
+ORDERS = {
+    "column by column": ("patches are taken column by column, not row by row", (0, 2, 1, 3)),
+    "from below": ("the rows of patches begin at the lower edge of the image", None),
+}
+"""Orders of the patches (batch, rows, columns, numbers)."""
+
+PATCH_LAYOUTS = {
+    "channels last": ("a patch is read pixel by pixel with all channels of each, not channel by channel", (1, 2, 0)),
+    "columns first": ("the pixels of a patch are read column by column, not row by row", (0, 2, 1)),
+}
+"""Orders of the numbers of a patch (channels, rows, columns)."""
+
+
+def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if not config.reads_pixels or not site.endswith(".embedding"):
+        return
+    for name, (description, axes) in ORDERS.items():
+        yield Fault("patch-order", name, description, patch=partial(_of_patches, partial(_ordered, axes)))
+    for name, (description, inner) in PATCH_LAYOUTS.items():
+        if name != "channels last" or config.image_channels > 1:
+            yield Fault("patch-layout", name, description, patch=partial(_of_patches, partial(_laid_out, inner)))
+    if config.image_channels > 1:
+        description = "the channels of the image are in the opposite order (BGR, not RGB)"
+        yield Fault("patch-layout", "channels turned", description, patch=partial(_of_patches, _channels_turned))
+    if config.patch_bias:
+        description = "the bias of the linear map of patches is missing"
+        yield Fault("bias-dropped", "patches", description, alter=_unbiased)
+    if config.class_token:
+        description = "the class token is behind the patches, not in front of them"
+        yield Fault("class-token", "behind", description, patch=_behind)
+        if config.positions == "learned":
+            description = "the class token has no position, and patches begin at the first"
+            yield Fault("class-token", "without position", description, patch=_without_position)
+
+
+def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    name = "encoder.patch_projection.bias"
+    return {name: np.zeros_like(parameters[name])}
+
+
+Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
+"""From the right patches (batch, patches, numbers) to the wrong ones."""
+
+
+def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
+    """The embedding with the wrong patches in place of the right ones."""
+    config, weight = state.config, state.parameters["encoder.patch_projection.weight"]
+    right = patches(config, state.inputs["pixels"].astype(weight.dtype))
+    changed: np.ndarray = np.array(value)
+    changed[:, int(config.class_token) :] += (change(config, right) - right) @ weight.T
+    return changed
+
+
+def _ordered(axes: tuple[int, ...] | None, config: TransformerConfig, right: np.ndarray) -> np.ndarray:
+    side = config.image_size // (config.patch_size or 1)
+    grid = right.reshape(len(right), side, side, -1)
+    return (grid[:, ::-1] if axes is None else grid.transpose(axes)).reshape(right.shape)
+
+
+def _laid_out(axes: tuple[int, ...], config: TransformerConfig, right: np.ndarray) -> np.ndarray:
+    size = config.patch_size or 1
+    cut = right.reshape(*right.shape[:2], config.image_channels, size, size)
+    return cut.transpose(0, 1, *(2 + axis for axis in axes)).reshape(right.shape)
+
+
+def _channels_turned(config: TransformerConfig, right: np.ndarray) -> np.ndarray:
+    return right.reshape(*right.shape[:2], config.image_channels, -1)[:, :, ::-1].reshape(right.shape)
+
+
+def _behind(state: WalkState, site: str, value: Value) -> Value:
+    placed = _rows_of_positions(state)
+    return np.roll(value - placed, -1, axis=1) + placed
+
+
+def _without_position(state: WalkState, site: str, value: Value) -> Value:
+    placed = _rows_of_positions(state)
+    moved = np.concatenate([np.zeros_like(placed[:1]), placed[:-1]]) if placed.ndim else placed
+    return value - placed + moved
+
+
+def _rows_of_positions(state: WalkState) -> np.ndarray:
+    """The rows (length, embed_dim) of learned positions; 0 for others."""
+    if state.config.positions != "learned":
+        return np.zeros(())
+    table: np.ndarray = state.parameters["encoder.position_embedding.weight"]
+    return table[state.config.position_offset :]
+
+
+FIRST = "encoder.first_convolution"
+SECOND = "encoder.second_convolution"
+
+Frames = Callable[[np.ndarray], np.ndarray]
+"""From what is given (batch, mel_bins, frames) to what the first convolution reads (batch, frames, mel_bins)."""
+
+LAYOUTS: Mapping[str, tuple[str, Frames]] = {
+    "reshaped": (
+        "the spectrogram is reshaped to (frames, mel_bins), not transposed",
+        lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
+    ),
+    "mel bins turned": (
+        "the mel bins are in the opposite order, from high to low",
+        lambda given: given[:, ::-1].swapaxes(1, 2),
+    ),
+    "frames turned": ("the frames are in the opposite order", lambda given: given[:, :, ::-1].swapaxes(1, 2)),
+}
+
+Kernel = Callable[[np.ndarray], np.ndarray]
+"""From the right kernel (features_out, features_in, 3) to the wrong one."""
+
+KERNELS: Mapping[str, tuple[str, Kernel]] = {
+    "turned": (
+        "the kernel is turned in time: its last column meets the earliest frame",
+        lambda kernel: kernel[..., ::-1],
+    ),
+    "reshaped": (
+        "the kernel is reshaped from (features_out, 3, features_in), not from (features_out, features_in, 3)",
+        lambda kernel: kernel.reshape(len(kernel), 3, -1).swapaxes(1, 2),
+    ),
+}
+
+Ends = Callable[[np.ndarray], np.ndarray]
+"""From frames (batch, frames, features) to those with one more at either end, or two at one."""
+
+
+def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
+    return np.pad(x, ((0, 0), (left, right), (0, 0)), mode=mode)  # type: ignore[call-overload] # a name of NumPy's
+
+
+ENDS: Mapping[str, tuple[str, Ends]] = {
+    "behind": ("both frames of zeros are behind the last frame, none in front", partial(_with_ends, 0, 2, "constant")),
+    "in front": (
+        "both frames of zeros are in front of the first frame, as in a causal convolution",
+        partial(_with_ends, 2, 0, "constant"),
+    ),
+    "edge": ("the first and the last frame are repeated at the ends, not zeros", partial(_with_ends, 1, 1, "edge")),
+    "circular": ("each end is continued by the other, not by zeros", partial(_with_ends, 1, 1, "wrap")),
+}
+
+
+def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site in (FIRST, SECOND):
+        yield from _of_convolution(site)
+
+
+def _of_convolution(site: str) -> Iterator[Fault]:
+    for name, (function, says) in ACTIVATIONS.items():
+        if name != "gelu":
+            description = f"{says} instead of {ACTIVATIONS['gelu'][1]} behind the convolution"
+            yield Fault(
+                "convolution-activation", name, description, formula=convolution, settings={"function": function}
+            )
+    for name, (description, kernel) in KERNELS.items():
+        yield Fault("convolution-kernel", name, description, formula=convolution, settings={"kernel": kernel})
+    for name, (description, ends) in ENDS.items():
+        yield Fault("convolution-padding", name, description, formula=convolution, settings={"ends": ends})
+    if site == FIRST:
+        for name, (description, frames) in LAYOUTS.items():
+            yield Fault("frame-layout", name, description, formula=convolution, settings={"frames": frames})
+        return
+    description = "the first convolution has the stride 2, and the second 1"
+    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride, reshapes=FIRST)
+
+
+def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """The activation behind a convolution, with other settings."""
+    if site == FIRST:
+        given = state.inputs["source"].astype(value.dtype)
+        x = settings["frames"](given) if "frames" in settings else given.swapaxes(1, 2)
+        return _convolved(settings, state, site, x, 1).astype(value.dtype)
+    return _convolved(settings, state, site, state.taps[FIRST], 2).astype(value.dtype)
+
+
+def _convolved(settings: Settings, state: WalkState, site: str, x: np.ndarray, stride: int) -> np.ndarray:
+    weight = state.parameters[f"{site}.weight"]
+    kernel = weight.reshape(len(weight), -1, 3)
+    kernel = settings["kernel"](kernel) if "kernel" in settings else kernel
+    padded = settings.get("ends", partial(_with_ends, 1, 1, "constant"))(x)
+    parts = [padded[:, i : i + x.shape[1] : stride] @ kernel[..., i].T for i in range(3)]
+    function = settings.get("function", ACTIVATIONS["gelu"][0])
+    result: np.ndarray = function(sum(parts) + state.parameters.get(f"{site}.bias", 0))
+    return result
+
+
+def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
+    x = state.inputs["source"].astype(value.dtype).swapaxes(1, 2)
+    return _convolved({}, state, SECOND, _convolved({}, state, FIRST, x, 2), 1).astype(value.dtype)
+
+
+OtherTypes = Callable[[np.ndarray, int], np.ndarray]
+"""From the token types and the highest one to the wrong ones."""
+
+TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
+    ("none", "token types are not embedded", None),
+    ("all 0", "all tokens are of type 0, whatever the token_types", lambda types, most: 0 * types),
+    ("all 1", "all tokens are of type 1, whatever the token_types", lambda types, most: 0 * types + min(1, most)),
+    ("turned", "the token types are in the opposite order", lambda types, most: most - types),
+)
+
+EXCHANGED = "token_types"
+
+MASKS: dict[str, tuple[str, Callable[[Call, str], Mask]]] = {
+    "tokens": (
+        "the padding token is masked, whatever the attention_mask",
+        lambda state, site: padding_at(state, site, by_token=True),
+    ),
+    "none": ("the attention_mask is ignored", lambda state, site: np.ones_like(padding_at(state, site))),
+    "inverted": ("the attention_mask is inverted: its ones are masked", lambda state, site: ~padding_at(state, site)),
+    EXCHANGED: (
+        "token_types and attention_mask are exchanged",
+        lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
+    ),
+}
+"""Masks (batch, 1, 1, keys) that may be used instead of the given one."""
+
+
+def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    if site.endswith(".embedding") and config.num_token_types:
+        for name, description, wrong in TYPES:
+            yield Fault("token-types", name, description, patch=partial(_typed, wrong))
+    if site.endswith((".embedding", ".weights")) and given_mask(config, site):
+        yield from _mask_faults(config, is_embedding=site.endswith(".embedding"))
+
+
+def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
+    """Faults in attention; they reach the embeddings if positions count visible tokens, or if inputs are exchanged."""
+    counts = config.position_count == "visible"
+    for name, (description, _) in MASKS.items():
+        # A mask that is ignored or inverted in attention alone is a fault of `masks`.
+        acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
+        if acts and (counts or name == EXCHANGED or not is_embedding):
+            patch, settings = partial(_embedded_otherwise, name), {"padding": partial(_other_mask, name)}
+            yield Fault("attention-mask", name, description, patch=patch, formula=weighed, settings=settings)
+
+
+def _other_mask(name: str, parts: MaskParts) -> Mask:
+    return MASKS[name][1](parts.state, parts.site)
+
+
+def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) -> Value:
+    table, types = state.parameters[f"{site.split('.')[0]}.token_type_embedding.weight"], state.inputs["token_types"]
+    return value - table[types] + (0 if wrong is None else table[wrong(types, state.config.num_token_types - 1)])
+
+
+def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
+    """The embeddings with the positions and types that another mask gives."""
+    if not site.endswith(".embedding"):
+        return value
+    mask = MASKS[name][1](state, site)
+    if state.config.position_count == "visible":
+        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+        value = value - right_positions(state, site) + table[right_ids(state, site, mask[:, 0, 0])]
+    if name == EXCHANGED:
+        value = _typed(lambda _, most: state.inputs["attention_mask"], state, site, value)
+    return value

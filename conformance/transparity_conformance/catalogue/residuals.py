@@ -1,0 +1,197 @@
+"""Faults in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, GATES, activated, bounds, is_activated
+from transparity_conformance.catalogue.normalization import normed, normed_input
+from transparity_conformance.catalogue.sites import (
+    Value,
+    added,
+    branch_end,
+    is_normed,
+    layer_input,
+    output_of,
+    stream,
+    sublayer_input,
+    sublayer_of,
+    sublayers,
+)
+from transparity_conformance.oracle.budgets import rounded_to
+from transparity_conformance.oracle.masks import split
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
+
+
+def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
+    if config.norm_position == "both":
+        description = "norms are only before the sublayers, not after them, too"
+        yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
+    others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
+    is_usual = config.branches == "sequential" and all(own.attention_norm for own in config.layer_kinds.values())
+    others = others if is_usual else []
+    for other in others[1:] if config.norm_position == "both" else others:
+        description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
+        yield Fault("norm-placement", other, description, fields={"norm_position": other})
+        if config.final_norm:
+            description += ", without the final norm"
+            fields = {"norm_position": other, "final_norm": False}
+            yield Fault("norm-placement", f"{other}, no final norm", description, fields=fields)
+    for name, bits in WEIGHT_BITS.items():
+        yield Fault("low-precision", f"{name} weights", f"rounding of {name} weights", alter=partial(_rounded, bits))
+
+
+PLACES = {
+    "pre": "before the sublayers (pre-norm)",
+    "post": "after the residual is added (post-norm)",
+    "both": "before and after the sublayers",
+    "branch": "after the sublayers, before the residual is added",
+}
+"""Places of norms in words."""
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    sublayer = split(site)[1]
+    if is_activated(config, site):
+        for name, (function, description) in ACTIVATIONS.items():
+            if name != config.activation:
+                instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
+                yield Fault("activation", name, instead, formula=activated, settings={"function": function})
+        if config.norm_position in ("post", "branch"):
+            settings = {"source": layer_input}
+            yield Fault("residual-source", "parallel", PARALLEL, formula=activated, settings=settings)
+        if config.branches == "parallel-one-norm":
+            settings = {"source": partial(_behind_attention, "self_attention_norm")}
+            yield Fault("residual-source", "sequential", SEQUENTIAL, formula=activated, settings=settings)
+        for identity, name, description, change in GATES if config.gated else ():
+            yield Fault(identity, name, description, formula=activated, settings={"gated": change})
+        for identity, name, description, settings in bounds(config) if config.gated else ():
+            yield Fault(identity, name, description, formula=activated, settings=settings)
+    if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
+        yield from _multiplier_faults(config.residual_multiplier)
+        yield from _residual_faults(config, site)
+    if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
+        description = "the norm is applied to the sublayer's output only, and the residual is added after it"
+        yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
+    if sublayer == "feed_forward_norm" and config.branches == "parallel":
+        yield Fault("residual-source", "sequential", SEQUENTIAL, patch=_normed_behind_attention)
+    elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
+        yield Fault("residual-source", "parallel", PARALLEL, patch=_normed_layer_input)
+    if site == "logits" and config.head in ("logits", "classes"):
+        for name, description, shifted in LOGIT_SHIFTS:
+            yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
+        description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
+        yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
+
+
+PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
+
+SEQUENTIAL = "the feed-forward layer is given the stream behind the attention, not the layer's input"
+
+LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
+    (
+        "log-softmax",
+        "log-probabilities, the log-softmax of the logits, are returned: return the logits, without log_softmax",
+        log_softmax,
+    ),
+    ("largest 0", "each row is shifted so that its largest logit is 0", lambda x: x - x.max(-1, keepdims=True)),
+    ("mean 0", "each row is shifted so that its mean is 0", lambda x: x - x.mean(-1, keepdims=True)),
+)
+
+
+def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
+    return change(value)
+
+
+def _multiplier_faults(right: float) -> Iterator[Fault]:
+    for name, (factor, says) in MULTIPLIERS.items() if right != 1 else ():
+        description = f"the result of this sublayer {says.format(right=right)}"
+        yield Fault("residual-multiplier", name, description, downstream=partial(_multiplied, factor))
+
+
+def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    sublayer = sublayer_of(site)[1]
+    if config.branches != "sequential" and sublayer == "self_attention":
+        return  # the residual is that of both branches
+    if config.norm_position in ("pre", "both") and is_normed(config, site):
+        description = "the residual adds the normalised tensor instead of the one before the norm"
+        yield _residual("normalised", description, sublayer_input)
+    yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
+    yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
+    if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
+        description = "the residual adds the layer's input instead of the residual stream before this sublayer"
+        yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
+
+
+MULTIPLIERS: dict[str, tuple[Callable[[float], float], str]] = {
+    "missing": (lambda right: 1.0, "is not multiplied by {right:g} before it is added to the residual"),
+    "inverse": (lambda right: 1 / right, "is divided by {right:g}, not multiplied, before it is added to the residual"),
+    "twice": (lambda right: right**2, "is multiplied by {right:g} twice before it is added to the residual"),
+}
+
+
+def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
+    right = state.config.residual_multiplier
+    return flow * flow.dtype.type(factor(right) / right)
+
+
+def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
+    """A sublayer whose residual is the value that `source` returns."""
+
+    def downstream(state: WalkState, site: str, flow: Value) -> Value:
+        scope, sublayer = sublayer_of(site)
+        change = source(state, scope, sublayer) - stream(state, scope, sublayer)
+        return flow + change / flow.dtype.type(state.config.residual_multiplier)
+
+    return Fault("residual-source", variant, description, downstream=downstream)
+
+
+WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}
+
+
+def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
+    return {name: rounded_to(value, kind) for name, value in parameters.items()}
+
+
+def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
+    scope, sublayer = sublayer_of(site)
+    return flow + stream(state, scope, sublayer) / flow.dtype.type(state.config.residual_multiplier)
+
+
+def _normed_output(state: WalkState, site: str, value: Value) -> Value:
+    scope, name = site.rpartition(".")[::2]
+    sublayer = name.removesuffix("_norm")
+    x, out = stream(state, scope, sublayer), state.taps[output_of(state.config, f"{scope}.{sublayer}")]
+    # what the norm then finds with the residual added is what the sublayer adds
+    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out - x / x.dtype.type(
+        state.config.residual_multiplier
+    )
+    behind = normed(state, site)
+    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out
+    return x + behind
+
+
+def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
+    """The stream behind the attention of a layer with parallel branches, through a norm."""
+    x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
+    return normed_input(state, f"{scope}.{norm}", x)
+
+
+def _normed_behind_attention(state: WalkState, site: str, value: Value) -> Value:
+    return _behind_attention("feed_forward_norm", state, site.rpartition(".")[0])
+
+
+def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
+    scope, name = site.rpartition(".")[::2]
+    before = [each for each in sublayers(state.config, scope) if f"{each}_norm" != name]
+    ends = {end: state.taps[end] for end in (branch_end(state.config, f"{scope}.{each}") for each in before)}
+    state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
+    behind = normed(state, site)
+    state.taps.update(ends)
+    return behind

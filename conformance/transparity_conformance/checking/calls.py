@@ -1,0 +1,179 @@
+"""Calls of a port: on every probe, and at other sizes.
+
+A derived model that the port refuses, when it is built or when it is called with a single token, narrows the range that
+is stated; one that it answers with a token and then fails on leaves the verdict open.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
+from transparity_conformance.oracle.reach.models import ReachProbe
+from transparity_conformance.report.comparison import share
+from transparity_conformance.running.process.running import Port, built, run
+
+Answer = TypeVar("Answer")
+
+
+def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
+    """Return the answer of a port, or the error with which it refuses; raise if its process has ended."""
+    try:
+        return call()
+    except PortProcessError:
+        raise
+    except PortError as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One call, compared."""
+
+    probe: ReachProbe
+    error: float
+    budget: float
+    profile: Mapping[str, Any]
+
+    @property
+    def is_wrong(self) -> bool:
+        return share(self.error, self.budget) > 1
+
+
+@dataclass
+class Reached:
+    """The calls at other sizes that were compared, and those that were not, with the reasons."""
+
+    compared: list[Comparison] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    left_out: list[ReachProbe] = field(default_factory=list)
+    seconds: float = 0.0
+    is_history: bool = False
+    """Whether the first wrong call is right for an object that was built for it alone."""
+    forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    """The built ports, by the identity of their parameters."""
+    notes: list[str] = field(default_factory=list)
+    """What is known of wrong calls besides their sizes."""
+
+    @property
+    def probes(self) -> list[ReachProbe]:
+        """The calls that were compared."""
+        return [comparison.probe for comparison in self.compared]
+
+    @property
+    def wrong(self) -> list[Comparison]:
+        """The wrong calls, the shortest first."""
+        wrong = [comparison for comparison in self.compared if comparison.is_wrong]
+        return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
+
+
+@dataclass
+class Ran:
+    """The activations of every probe that ran, by probe and tap, and the port that was built for the first."""
+
+    actual: dict[str, Mapping[str, np.ndarray]]
+    forward: Callable[..., Any]
+    reached: Reached
+    forwards: dict[int, Callable[..., Any]]
+    """The built port, by the identity of the parameters."""
+    probes: dict[str, Probe]
+    """The probes that ran; one whose sizes the port refused has others."""
+    raised: PortError | None = None
+    """The first error at the sizes that were asked for; the port answered other probes of them."""
+
+
+def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
+    """Run a port on every probe; a model of other sizes than the first probe's may be refused, and then further sizes
+    are tried."""
+    first = next(iter(probes.values()))
+    forwards = {id(first.parameters): built(build, first)}
+    ran = Ran({}, forwards[id(first.parameters)], Reached(), forwards, {})
+    for done, (key, probe) in enumerate(probes.items()):
+        progress("running the port", done, len(probes))
+        is_derived = probe.config != first.config
+        others = in_other_sizes(probe, first.config) if is_derived else ()
+        for size in (probe, *others) if id(probe.parameters) not in forwards else (probe,):
+            if _built(build, key, size, ran, is_derived=is_derived):
+                if (taps := _called(key, size, ran, is_first=probe is first, logits_only=logits_only)) is not None:
+                    ran.actual[key], ran.probes[key] = taps, size
+                break
+    return ran
+
+
+def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> Mapping[str, np.ndarray] | None:
+    """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
+    is_derived = probe.config != next(iter(ran.probes.values()), probe).config
+    forward = ran.forwards[id(probe.parameters)]
+    taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
+    if not isinstance(taps, PortError):
+        return taps
+    if is_first:
+        raise taps
+    ran.raised = ran.raised or taps
+    ran.reached.refused.append(f"probe {key}: {taps}")
+    return None
+
+
+def _built(build: Port, key: str, probe: Probe, ran: Ran, *, is_derived: bool) -> bool:
+    """Build the port for a probe, if it has not been; return whether it could be."""
+    if id(probe.parameters) not in ran.forwards:
+        said = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
+        made = build_model(build, probe, said, ran.reached, is_derived=is_derived)
+        if made is None:
+            return False
+        ran.forwards[id(probe.parameters)] = made
+    return True
+
+
+def build_model(
+    build: Port, probe: Probe, name: str, reached: Reached, *, is_derived: bool
+) -> Callable[..., Any] | None:
+    """Build a port; None, with a note, if it refuses a model of derived sizes."""
+    made = answer_or_error(lambda: built(build, probe))
+    if not isinstance(made, PortError):
+        return made
+    if not is_derived:
+        raise made
+    reached.refused.append(f"{name}: {made}")
+    return None
+
+
+def call_model(
+    function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
+) -> Mapping[str, np.ndarray] | None:
+    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
+
+    Code that is given its weights with every call can refuse them only then: at a single token, too.
+    """
+    began = time.monotonic()
+    taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
+    try:
+        if not isinstance(taps, PortError):
+            return taps
+        if not is_derived:
+            raise taps
+        noted = reached.failed if _answers_a_token(function, probe) else reached.refused
+        noted.append(f"probe {probe.name}: {taps}")
+        return None
+    finally:
+        reached.seconds += time.monotonic() - began
+
+
+def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
+    inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
+    token = dataclasses.replace(probe, inputs=inputs)
+    return not isinstance(answer_or_error(lambda: run(function, token, logits_only=True)), PortError)
+
+
+def whole(probe: ReachProbe) -> Probe:
+    """The same call with all taps, and not its logits alone."""
+    return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

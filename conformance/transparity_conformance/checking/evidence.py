@@ -1,0 +1,185 @@
+"""The evidence of a check: what is known of a port so far. Every stage adds to it; at the end it is the report."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.parameters import check_parameters
+from transparity.presets import preset as preset_called
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checking.calls import Ran, Reached
+from transparity_conformance.checking.forms import Form
+from transparity_conformance.checking.ranks.group import RankGroup, group_of
+from transparity_conformance.checking.ranks.sizes import probes_on
+from transparity_conformance.checkpoints.importing import InFolder
+from transparity_conformance.diagnosis.judge import Located, Progress
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.identify.alignment.heard import NOT_ASKED, Heard
+from transparity_conformance.oracle.budgets import HALF
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
+from transparity_conformance.oracle.probes import probes as probes_of_preset
+from transparity_conformance.oracle.reach.long import LongProbe, long_probes
+from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
+from transparity_conformance.running.process.running import Port, told_dtype
+
+INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
+
+
+class LastReport:
+    """The last report on a port, of which `located` is told when it is new that the port diverges."""
+
+    def __init__(self, located: Located, report: Report | None = None) -> None:
+        self.located, self.report = located, report
+
+    def __call__(self, report: Report) -> None:
+        """Receive a report before its causes are sought."""
+        self.report = report
+        self.located(report)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Raise `Interrupted`, with the report, for a Ctrl-C after something was found to diverge."""
+        try:
+            yield
+        except KeyboardInterrupt as ended:
+            report = ended.report if isinstance(ended, Interrupted) else self.report
+            if report is None or report.verdict != "diverges":
+                raise
+            raise Interrupted(report.adding(notes=[INTERRUPTED])) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """A check as it was asked for: the arguments of `check`."""
+
+    preset: str | None
+    config: TransformerConfig | None
+    parameters: Arrays | None
+    dtype: str
+    logits_only: bool
+    budget: float
+    port: str
+    ranks: int
+    lengths: tuple[int, ...]
+    audit: bool | None
+
+    @property
+    def name(self) -> str:
+        """The system's name in the report."""
+        return self.preset or "config"
+
+    @functools.cached_property
+    def probes(self) -> Mapping[str, Probe]:
+        """The probes that can be judged in the precision."""
+        wanted = _probes(self.preset, self.config, self.parameters)
+        probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
+        return probes_on(probes, self.ranks)
+
+    @functools.cached_property
+    def long(self) -> list[LongProbe]:
+        """The long prompts that were asked for."""
+        first = next(iter(self.probes.values()))
+        return long_probes(first.config, first.parameters, self.lengths)
+
+
+def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
+    """The probes of a preset, of a configuration, or of a configuration with given parameters."""
+    if config is None and (preset is None or parameters is not None):
+        needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
+        raise PortError(f"check() was given {needs}; name one.")
+    if config is None:
+        assert preset is not None
+        preset_called(preset)
+        return probes_of_preset(preset)
+    if parameters is None:
+        return probes_of(config, preset or "config")
+    if not isinstance(parameters, InFolder):  # then they were checked when they were read
+        check_parameters(config, parameters)
+    return probes_with(config, parameters, preset or "config")
+
+
+class Evidence(LastReport):
+    """What is known of a port: its answers, what it computed on the way to them, and the report so far."""
+
+    ran: Ran
+    """The answers to the probes."""
+    repeated: ClaimResult
+    """The comparison of two runs."""
+    form: Form | None = None
+    """The form of the answers, if they are no logits."""
+    recorded: Heard = NOT_ASKED
+    """The operations of a port whose logits are wrong."""
+    one_rank: Ranks | None = None
+    """The comparison with one rank of the same code."""
+
+    def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
+        report = Report(arguments.name, "inconclusive", None, dtype=arguments.dtype, port=arguments.port)
+        super().__init__(located, report)
+        self.report: Report = report
+        self.arguments, self.port, self.progress = arguments, port, progress
+        self.build = told_dtype(port, arguments.dtype)
+        self.group: RankGroup | None = group_of(self.build)
+
+    def add(self, *faults: Divergence, **found: Any) -> None:
+        """Add findings to the report, as `Report.adding`."""
+        self.report = self.report.adding(*faults, **found)
+
+    @property
+    def first(self) -> Probe:
+        """The first probe, which is that of the sizes that were asked for."""
+        return next(iter(self.ran.probes.values()))
+
+    @property
+    def reached(self) -> Reached:
+        """The calls at other sizes."""
+        return self.ran.reached
+
+    def agrees(self) -> bool:
+        """Return whether nothing is known to be wrong, or left open."""
+        return self.report.verdict == "agrees"
+
+    def is_on_ranks(self) -> bool:
+        """Return whether the port runs on several ranks."""
+        return self.group is not None
+
+    def has_logits(self) -> bool:
+        """Return whether the logits of every position are known."""
+        return self.form is None or self.form.has_all_logits
+
+    def has_other_form(self) -> bool:
+        """Return whether the answers are no logits."""
+        return self.form is not None
+
+    def is_steady(self) -> bool:
+        """Return whether two runs gave the same answers."""
+        return self.repeated.verdict == "agrees"
+
+    def is_unsteady(self) -> bool:
+        """Return whether two runs differ, which is a divergence."""
+        return not self.is_steady() and bool(self.report.faults)
+
+    def shows_taps(self) -> bool:
+        """Return whether more than the logits is to be compared."""
+        return not self.arguments.logits_only
+
+    @functools.cached_property
+    def clock(self) -> Clock:
+        """The time for the search for causes."""
+        return self.new_clock()
+
+    def new_clock(self) -> Clock:
+        """As much time as was asked for."""
+        return Clock(self.arguments.budget, self.progress)
+
+    @property
+    def judged_ranks(self) -> int:
+        """The ranks whose sharding may be wrong: what one rank has, too, is not the sharding's doing."""
+        is_sharding = self.group is not None and self.one_rank is not None and self.one_rank.one_rank != "agrees"
+        return self.group.ranks if self.group is not None and is_sharding else 1

@@ -1,0 +1,282 @@
+"""Answers in another form than logits: recognised by their numbers, named, and read as logits if they can be.
+
+A form is what is returned of the reference's values (`VALUES`), in one arrangement (`PARTS`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.checking.calls import Ran
+from transparity_conformance.diagnosis.judge import Actual
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.budgets import RULES, epsilon
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import undetermined_positions
+from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.formatting import format_share
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.process.running import PortElsewhere
+from transparity_numpy.arithmetic.functional import log_softmax, softmax
+
+Arrange = Callable[[np.ndarray], np.ndarray]
+Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+
+
+class OtherForm(Exception):  # noqa: N818 - no error
+    """An answer is not of this form, by its shape."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An arrangement of an answer."""
+
+    says: str
+    """What is returned, with `{}` for the values."""
+    advice: str = ""
+    """A further clause on what to do, with `{}` for the size of the vocabulary."""
+    covers: str = ""
+    """The part that is compared; empty: all of it."""
+    part: Arrange = lambda ours: ours
+    """From an array of the reference to the same part of it."""
+    read: Read = lambda theirs, shape: theirs
+    """From the port's answer to the arrangement of `part`, given the shape of the whole; it raises `OtherForm`, or
+    `ValueError`, for an answer of another arrangement."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the numbers of an answer are."""
+
+    noun: str
+    advice: str = ""
+    of: Arrange = lambda ours: ours
+    """From the reference's value at `tap` to these numbers."""
+    tap: str = "logits"
+    slope: float = 1.0
+    """The largest change of a number for a change of the logits by 1."""
+    are_ids: bool = False
+
+
+def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """The elementwise error of a port's numbers; raises `OtherForm` for another shape.
+
+    Args:
+        ours: the reference's at `value.tap`, in the arrangement of `theirs`.
+    """
+    if value.are_ids:
+        return _below_the_largest(theirs, ours)
+    if theirs.shape != ours.shape:
+        raise OtherForm
+    return np.abs(theirs - value.of(ours))
+
+
+def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """The logits' largest, less that of the token that the port returned: 0 for the right token, or a tie."""
+    if theirs.shape != ours.shape[:-1]:
+        raise OtherForm
+    ids = theirs.astype(np.int64)
+    is_token = (ids == theirs) & (ids >= 0) & (ids < ours.shape[-1])
+    chosen = np.take_along_axis(ours, np.where(is_token, ids, 0)[..., None], -1)[..., 0]
+    return np.where(is_token, ours.max(-1) - chosen, np.inf)
+
+
+def _without_axis(axis: int) -> Read:
+    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if theirs.ndim != len(shape) + 1:
+            raise OtherForm
+        return np.squeeze(theirs, axis)
+
+    return read
+
+
+def _exchanged(one: int, other: int) -> Read:
+    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return np.swapaxes(theirs, one, other)
+
+    return read
+
+
+def _cut(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if theirs.shape[-1:] <= shape[-1:]:
+        raise OtherForm
+    return theirs[..., : shape[-1]]
+
+
+def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if theirs.ndim != 2:
+        raise OtherForm
+    return theirs.reshape(*shape[:2], -1)
+
+
+PARTS = (
+    Part("{}"),
+    Part("{} of a padded vocabulary", "cut to its first {} columns", read=_cut),
+    Part("{} with the vocabulary before the positions", "transposed", read=_exchanged(1, 2)),
+    Part("{} with the positions before the rows", "transposed", read=_exchanged(0, 1)),
+    *(Part("{} with an axis too many", "without it", read=_without_axis(axis)) for axis in range(4)),
+    Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
+    Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1]),
+    Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1:]),
+    Part("{} of one row, without a batch dimension,", "", "the first row", lambda ours: ours[0]),
+    Part("{} of one position, the last of the first row,", "", "this position", lambda ours: ours[0, -1]),
+)
+
+LOGITS = Value("logits")
+
+VALUES = (
+    LOGITS,
+    Value("log-probabilities", "without log_softmax", log_softmax, slope=2),
+    Value("probabilities", "without softmax", softmax, slope=2),
+    Value("hidden states", "through the head", tap="{stack}.output"),
+    Value("hidden states before the final norm", "through the norm and the head", tap="{layer}.output"),
+    Value("token ids", "without argmax", slope=2, are_ids=True),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a port's answers, and how far they are from the reference's in that form."""
+
+    part: Part
+    value: Value
+    error: float
+    budget: float
+    """On the probe where the share is largest."""
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    """The port's, and the one expected, on the first probe."""
+
+    @property
+    def agrees(self) -> bool:
+        return share(self.error, self.budget) <= 1
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Return whether the logits can be read from it."""
+        return self.value is LOGITS and not self.part.covers
+
+    def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The logits of `shape` in an answer that has them all; the answer itself where it is of another form."""
+        try:
+            return self.part.read(answer, shape)
+        except (OtherForm, ValueError):
+            return answer
+
+    @property
+    def says(self) -> str:
+        """The form, and what to return, as a clause."""
+        theirs, ours = self.shapes
+        found = self.part.says.format(self.value.noun)
+        advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
+        text = f"{found} are returned, {theirs}: return the logits of every position, {ours}"
+        text += f", {advice}" if advice else ""
+        if self.has_all_logits:
+            return text
+        part, verb = self.part.covers or f"the {self.value.noun}", "agrees" if self.part.covers else "agree"
+        how = verb if self.agrees else f"{verb.replace('agree', 'differ')}, by {format_share(self.share)} the budget"
+        return f"{text}; {part} {how}" + (", and nothing was compared elsewhere" if self.part.covers else "")
+
+    @property
+    def share(self) -> float:
+        return share(self.error, self.budget)
+
+
+def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Form | None:
+    """The form of a port's answers, if they have another shape than logits; None if no form has their shapes.
+
+    Of several, one whose numbers agree, the logits themselves, or the nearest. Numbers that are wrong are told by their
+    shape alone, if they are logits in some arrangement, or others in the usual one.
+    """
+    answers = {key: taps["logits"] for key, taps in actual.items()}
+    first = next(iter(answers))
+    expected = probes[first].oracle.expected["logits"]
+    if expected.ndim != 3 or answers[first].shape == expected.shape:
+        return None
+    fitting = _fitting({key: probes[key] for key in answers}, answers, dtype)
+    forms = [form for form in fitting if form.agrees or form.value is LOGITS or form.part is PARTS[0]]
+    return min(forms, key=lambda form: (not form.agrees, form.value is not LOGITS, form.share), default=None)
+
+
+def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[Form]:
+    """Every form that has the shapes of all answers."""
+    first = next(iter(probes))
+    shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
+    for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
+        for part in PARTS:
+            try:
+                found = [_compared(part, value, probes[key], answers[key], dtype) for key in answers]
+            except (OtherForm, ValueError):
+                continue
+            largest, budget = max(found, key=lambda each: share(*each))
+            if value is LOGITS or math.isfinite(largest):
+                yield Form(part, value, largest, budget, shapes)
+
+
+def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
+    """The largest error where no convention decides, and its budget; raises `OtherForm` for another shape."""
+    oracle, stack = probe.oracle, probe.config.stacks[-1]
+    layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
+    tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")
+    if tap not in oracle.expected:
+        raise OtherForm
+    ours = oracle.expected[tap]
+    with np.errstate(all="ignore"):
+        apart = error(value, part.read(answer, ours.shape), part.part(ours))
+    free = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
+    apart = np.where(free if free.shape == apart.shape else free.any(-1), 0.0, apart)
+    largest = float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0.0))
+    own = RULES[dtype].budget(0.0, epsilon(dtype), float(np.abs(value.of(ours)).max(initial=0.0)))
+    return largest, value.slope * oracle.budget(tap, dtype) + own
+
+
+class _InForm:
+    """A built port whose answers are read as logits; all that it offers is its own."""
+
+    def __init__(self, forward: Any, form: Form, config: TransformerConfig) -> None:
+        self.forward, self.form, self.config = forward, form, config
+
+    def __call__(self, **tokens: np.ndarray) -> Any:
+        return self._read(self.forward(**tokens), tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.forward, name)
+
+    def _read(self, returned: Any, tokens: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        lengths = lengths_of(self.config, tokens)
+        shape = tap_shapes(self.config, len(next(iter(tokens.values()))), **lengths)["logits"]
+        taps = taps_in(returned, self.config)
+        return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
+
+
+class _InFormElsewhere(_InForm, PortElsewhere):
+    """The same in a process of its own."""
+
+    def listened(
+        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
+    ) -> tuple[Any, list[Operation]]:
+        returned, operations = self.forward.listened(method, *args, whole_numbers=whole_numbers, **named)
+        return returned if method else self._read(returned, named), operations
+
+
+def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
+    """The same answers, and the same ports, with logits in place of their form."""
+    configs = {id(probe.parameters): probe.config for probe in probes.values()}
+    forwards: dict[int, Callable[..., Any]] = {
+        key: (_InFormElsewhere if isinstance(forward, PortElsewhere) else _InForm)(forward, form, configs[key])
+        for key, forward in ran.forwards.items()
+        if key in configs
+    }
+    actual: dict[str, Mapping[str, np.ndarray]] = {
+        key: {**taps, "logits": form.logits(taps["logits"], probes[key].oracle.expected["logits"].shape)}
+        for key, taps in ran.actual.items()
+    }
+    forward = forwards[next(iter(forwards))]
+    return dataclasses.replace(ran, actual=actual, forward=forward, forwards=forwards)

@@ -1,1 +1,0 @@
-"""Answers in another form than logits: recognised by their numbers, named, and read as logits if they can be."""

@@ -1,0 +1,215 @@
+"""The stages of a check on the forward pass: the port answers, is listened to, judged, and built again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checking.calls import answer_or_error, run_all, whole
+from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.checking.forms import form_of, in_form
+from transparity_conformance.checking.long_prompts import can_be_walked
+from transparity_conformance.diagnosis.judge import Actual, judge
+from transparity_conformance.diagnosis.reach.coverage import coverage_of
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.identify.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
+from transparity_conformance.identify.alignment.lines.cached import with_line_of_step
+from transparity_conformance.identify.alignment.lines.reported import with_first_line, with_lines
+from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
+from transparity_conformance.identify.alignment.ties.exchanges import with_exchanges
+from transparity_conformance.oracle.probes import Probe, lean
+from transparity_conformance.oracle.undetermined import judged_gap
+from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report
+from transparity_conformance.running.hub import seeded
+from transparity_conformance.running.process.running import built, folder_note, run
+
+FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
+
+SECOND_SEED = 1
+
+DRAWN = "a weight is drawn, not read: built again from the same weights, the port answers otherwise"
+NOT_TIED = "the head is not tied to the token embedding: its weight is drawn anew whenever the port is built"
+
+
+def run_probes(evidence: Evidence) -> None:
+    """Run the port on every probe; the first one twice."""
+    arguments = evidence.arguments
+    assert len(arguments.long) == len(set(arguments.lengths))  # what does not fit is told before the port runs
+    ran = run_all(evidence.build, arguments.probes, evidence.progress, logits_only=arguments.logits_only)
+    probes = {key: lean(probe, ran.actual[key], evidence.progress) for key, probe in ran.probes.items()}
+    evidence.ran = ran = dataclasses.replace(ran, probes=probes)
+    first = evidence.first
+    again = run(ran.forward, first, logits_only=arguments.logits_only)
+    evidence.repeated = _repeated(first, ran.actual[first.name], again, arguments.dtype)
+
+
+def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
+    """Compare two runs; to the bit only within the budget, for a device may sum in any order."""
+    worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
+    for name, value in once.items():
+        error, budget = gap(value, again[name]), probe.oracle.budget(name, dtype)
+        if share(error, budget) > 1:
+            return dataclasses.replace(worst, verdict="diverges", error=error, budget=budget, where=name)
+        if error > worst.error:
+            worst = dataclasses.replace(worst, error=error, budget=budget, where=name)
+    return worst
+
+
+def recognise_form(evidence: Evidence) -> None:
+    """Read answers in another form as logits, if it has all of them."""
+    ran = evidence.ran
+    evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
+    if evidence.form is not None and evidence.has_logits():
+        evidence.ran = in_form(ran, evidence.form, ran.probes)
+
+
+def listen(evidence: Evidence) -> None:
+    """Record the operations of a port whose logits are wrong; that they are is told first."""
+    arguments, ran = evidence.arguments, evidence.ran
+    wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
+    if wrong is not None:
+        evidence(Report(arguments.name, "diverges", "logits", (wrong,), dtype=arguments.dtype, port=arguments.port))
+        clock = evidence.clock
+        evidence.recorded = hear(ran.forwards, ran.probes, ran.actual, arguments.dtype, clock, evidence.progress)
+
+
+def judge_answers(evidence: Evidence) -> None:
+    """Compare the answers with the oracle, and find causes and lines."""
+    ran = evidence.ran
+    evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, evidence.clock, evidence.repeated)
+
+
+def _judged(
+    evidence: Evidence,
+    probes: Mapping[str, Probe],
+    actual: Actual,
+    recorded: Heard,
+    clock: Clock,
+    repeated: ClaimResult | None = None,
+) -> Report:
+    """The verdict on what the port shows; with its recorded operations, unless the logits alone explain more."""
+    arguments = evidence.arguments
+    verdict_on = functools.partial(
+        judge,
+        arguments.name,
+        port=arguments.port,
+        dtype=arguments.dtype,
+        logits_only=arguments.logits_only,
+        progress=evidence.progress,
+        repeated=repeated,
+        clock=clock,
+        ranks=evidence.judged_ranks,
+    )
+    every = {**recorded.probes, **probes}  # what one row tells first is not asked of the others
+    shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
+    try:
+        report = verdict_on(every, shown, located=lambda found: evidence(with_first_line(found, recorded, every)))
+        report = with_lines(with_exchanges(report, recorded, every, actual), recorded, every)
+    except Interrupted as ended:
+        raise Interrupted(with_lines(ended.report, recorded, every)) from None
+    if not recorded.calls or all(fault.causes for fault in report.faults):
+        return report
+    try:
+        alone = verdict_on(probes, actual)
+    except Interrupted:
+        raise Interrupted(report) from None
+    if not all(fault.causes for fault in alone.faults):
+        return report
+    # what has no cause makes no difference to the logits
+    report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
+    return report if _mistakes(alone) <= _mistakes(report) else with_lines(alone, recorded, probes)
+
+
+def _mistakes(report: Report) -> set[tuple[str, str]]:
+    """The causes, and what they say without their places."""
+    causes = (cause for fault in report.faults for cause in fault.causes)
+    return {(cause.mistake, cause.says.partition(", at ")[0]) for cause in causes}
+
+
+def find_unsteady_line(evidence: Evidence) -> None:
+    """Find the line at which two calls of a port part."""
+    evidence.report = with_unsteady_line(evidence.report, evidence.ran.forward, evidence.first)
+
+
+def build_again(evidence: Evidence) -> None:
+    """Explain what has no cause in a port that answers otherwise when it is built again."""
+    report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
+    unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
+    if unexplained is None or probe.is_large:
+        return
+    with seeded(SECOND_SEED):
+        again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
+    if isinstance(again, PortError):  # it was built before, so that it need not be
+        return
+    error = judged_gap(probe, "logits", again["logits"], evidence.ran.actual[probe.name]["logits"], dtype)
+    if share(error, probe.oracle.budget("logits", dtype)) <= 1:
+        return
+    faults = list(report.faults)
+    is_head = faults[unexplained].where == "logits" and probe.config.tied_head
+    cause = Cause(*(("head-tied", NOT_TIED) if is_head else ("weight-drawn", DRAWN)), None, error, 0.0)
+    faults[unexplained] = dataclasses.replace(faults[unexplained], causes=(cause,))
+    evidence.report = dataclasses.replace(report, faults=tuple(faults))
+
+
+def name_form(evidence: Evidence) -> None:
+    """Make the form of answers that are no logits the first divergence."""
+    form, report = evidence.form, evidence.report
+    assert form is not None
+    if not evidence.has_logits():
+        report = report.adding(not_compared=[FORM_ALONE], coverage=coverage_of(evidence.ran.probes.values()))
+    is_all = form.has_all_logits and report.verdict == "agrees"
+    cause = Cause("answer-form", form.says, None, form.error, float(is_all))
+    fault = Divergence("logits", math.inf, form.budget, (cause,), is_misshapen=True)
+    theirs, ours = form.shapes
+    report = dataclasses.replace(report, faults=(), first_divergence=None).adding(
+        fault, *report.faults, notes=[f"logits has the shape {theirs}, expected {ours}"]
+    )
+    evidence.report = report
+
+
+def end_forward_pass(evidence: Evidence) -> None:
+    """Raise what the port raised on some probe, unless it diverges on others, which may be why."""
+    raised = evidence.ran.raised
+    if raised is not None and evidence.report.verdict != "diverges":
+        raise raised
+    evidence.add(notes=folder_note(evidence.build, evidence.arguments.parameters))
+
+
+def is_explained_at_other_size(evidence: Evidence) -> bool:
+    """Return whether the cause of a wrong call at another size can be searched."""
+    reached = evidence.reached
+    is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
+    return is_open and can_be_walked(reached.wrong[0].probe)
+
+
+def explain_at_other_size(evidence: Evidence) -> None:
+    """Add the causes and lines of the first wrong call at another size, as far as they are found."""
+    arguments, report = evidence.arguments, evidence.report
+    evidence(report)
+    wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
+    probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
+    row = row_of(wrong)
+    taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
+    if isinstance(taps, PortError):  # it answered this call before, and wrongly
+        return
+    probes, actual, recorded = {probe.name: probe}, {probe.name: taps}, NOT_ASKED
+    if not arguments.logits_only:
+        forwards = {id(wrong.parameters): forward}
+        recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
+    found = _judged(evidence, probes, actual, recorded, clock)
+    evidence.report = report
+    if any(fault.causes or fault.source for fault in found.faults):
+        kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)
+        report = dataclasses.replace(report, faults=kept)
+        evidence.report = report.adding(*found.faults, notes=found.notes, first_divergence=found.first_divergence)
+
+
+def find_line_of_step(evidence: Evidence) -> None:
+    """Find the line at which a wrong step of cached decoding parts from the forward pass."""
+    evidence.report = with_line_of_step(evidence.report, evidence.ran.forward, evidence.ran.probes)

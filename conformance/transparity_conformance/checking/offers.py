@@ -1,0 +1,208 @@
+"""All that a port offers besides its forward pass, and its histories.
+
+In a history, one built port goes through many calls, and has to answer as a fresh one does. A port that keeps state
+between calls (a cache that is not reset, gradients that add up, dropout switched on by a training, a counter) answers
+the first calls well. So forward passes on tokens that come back are mixed, by a seeded draw, with everything else that
+the port offers, and every answer is compared as the first was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
+from transparity_conformance.capabilities.decoding.given import what_is_generated
+from transparity_conformance.capabilities.stranger import PortError, call_stranger
+from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
+from transparity_conformance.checking.calls import answer_or_error
+from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
+from transparity_conformance.oracle.undetermined import judged_gap
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
+from transparity_conformance.running.process.running import is_loader, run, sharding_of
+
+OF_A_CHECKPOINT = "of what load(folder) returns, gradients are compared with a checkpoint's weights, by --checkpoint"
+
+NOT_OF_GIVEN = "{}: of given parameters it is not compared; with drawn ones it is, by --config"
+
+CALLS = 120
+"""Forward passes of a history: if all are right, at most one call in 40 is wrong, at 95 % (1 − 0.05^(1/n) is 2.5 %)."""
+
+CALLS_OF_LARGE = 2
+"""The same for a model whose every forward pass takes long."""
+
+CLAIM = "histories"
+
+
+def compare_offers(evidence: Evidence) -> None:
+    """Compare the capabilities and, if the port agrees so far, its histories."""
+    ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
+    first, is_drawn = evidence.first, arguments.parameters is None
+    sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
+    logits = {key: taps["logits"] for key, taps in ran.actual.items()}
+    if not first.is_large:
+        sharing["single"] = single_row(first)
+        logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
+    port = BuiltPort(
+        evidence.build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)}
+    )
+    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
+    with known_so_far(report.verdict, report.first_divergence):
+        if is_drawn:
+            left_out = not_compared(*probes_left_out(first.config, arguments.probes, arguments.dtype))
+            evidence.report = with_capabilities(report, left_out)
+            found = _of_drawn(report, port, passed)
+        else:
+            found = _of_given(port, passed, is_right=evidence.agrees())
+        if evidence.agrees():
+            found += compare_history(port, passed, found, () if is_drawn else OF_GIVEN)
+        evidence.report = with_capabilities(evidence.report, found)
+
+
+def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
+    """All capabilities; none of a port that computes in another precision, for they are off as well."""
+    causes = [cause for fault in report.faults for cause in fault.causes]
+    if [cause.mistake for cause in causes] == ["low-precision"]:
+        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
+        return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
+    left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
+    return compare_capabilities(port, forward, is_right=report.verdict == "agrees", left_out=left_out)
+
+
+def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
+    """The capabilities that need no parameters of their own; the others are listed."""
+    offered = {row.attribute for row in offered_by(port.forward)}
+    missing = [name for name in ATTRIBUTES if name not in offered]
+    others = offered - {row.attribute for row in OF_GIVEN}
+    found = not_compared(*(f"{name}: the port does not offer it" for name in missing))
+    found += not_compared(*(NOT_OF_GIVEN.format(name) for name in others))
+    for row in (row for row in OF_GIVEN if row.attribute in offered):
+        found += compare_capability(row, port, forward, is_right=is_right)
+    if any(claim.id == "generate" for claim in found.claims):
+        found += not_compared(what_is_generated(first_of(forward.probes)[1]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A capability in one way, and the requests that a port has answered well."""
+
+    row: Capability
+    way: Way
+    requests: Mapping[str, Any]
+    wrong: frozenset[str]
+    """What is wrong at first, too."""
+
+
+def compare_history(
+    port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
+) -> CapabilityResult:
+    """Call one object many times, and compare every answer.
+
+    Args:
+        port: the port, which has answered every probe and request once.
+        forward: its first logits, which agree.
+        first: the result of its capabilities; those that agree are asked again.
+        rows: the capabilities as they were compared; without them, those of the table.
+    """
+    random = np.random.default_rng(0)
+    is_large = any(probe.is_large for probe in forward.probes.values())
+    requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
+    forward = forward if is_large else _with_twin(forward)
+    keys = sorted(forward.probes)
+    order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
+    for each in requests:
+        order.insert(int(random.integers(1, len(order))), each)
+    return _afterwards(port, forward) or _followed(port, forward, order)
+
+
+def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
+    """The result of the forward passes of ports that have been trained or have generated, if one is wrong."""
+    for (config, _), (parameters, built) in port.built.items():
+        inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
+        probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
+        error = _error(built, probe, probe.oracle.expected["logits"])
+        budget = probe.oracle.budget("logits", forward.dtype)
+        if share(error, budget) > 1:
+            return _diverges(error, budget, probe.name, probe, "a model that was trained or has generated differs")
+    return None
+
+
+def _with_twin(forward: ForwardPass) -> ForwardPass:
+    """`forward` and the twin of its first probe, whose answer a port with a careless cache would take for its own."""
+    added = twin(next(iter(forward.probes.values())))
+    logits = added.oracle.expected["logits"]
+    logits_of = {**forward.logits, added.name: logits}
+    return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
+
+
+def _requests(
+    port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability]
+) -> list[_Request]:
+    agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
+    offered = {row.attribute for row in offered_by(port.forward)}
+    ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
+    comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
+    wrong = frozenset(fault.where for fault in first.faults)
+    return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
+
+
+def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
+    """Follow the order of calls, and end with the first wrong answer."""
+    worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
+    for each in order:
+        if isinstance(each, _Request):
+            after = each.row.attribute
+            if wrong := _ask_again(port, forward, each):
+                return wrong
+            continue
+        calls += 1
+        probe = forward.probes[each]
+        error, budget = _error(port.forward, probe, forward.logits[each]), probe.oracle.budget("logits", forward.dtype)
+        if share(error, budget) > 1:
+            says = f"call {calls + 1} of one object differs from the first on the same tokens"
+            says += f", after {after}" if after else ""
+            return _diverges(error, budget, f"call {calls} ({probe.name})", probe, says)
+        if share(error, budget) > share(worst.error, worst.budget):
+            worst = ClaimResult(CLAIM, "agrees", error, budget, f"call {calls} ({probe.name})")
+    return CapabilityResult((worst,), calls=calls)
+
+
+def _error(function: Callable[..., Any], probe: Probe, expected: np.ndarray) -> float:
+    """The largest difference of the logits from those expected; infinite if the port fails now."""
+    answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
+    return np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
+
+
+def _diverges(error: float, budget: float, where: str, probe: Probe, says: str) -> CapabilityResult:
+    cause = Cause("history", f"{says}: something is kept between calls", None, 0.0, 1.0)
+    claim = ClaimResult(CLAIM, "diverges", error, budget, where)
+    return CapabilityResult((claim,), (Divergence("logits", error, budget, (cause,), probe=probe.name),))
+
+
+def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
+    """The result of asking the same object again, if it is wrong now."""
+    says = "right at first, and wrong when the same object is asked again: something is kept between calls"
+    cause = Cause("history", says, None, 0.0, 1.0)
+    answers: dict[str, Any] = {}
+    for key, tokens in request.requests.items():
+        answer = answer_or_error(functools.partial(call_stranger, request.row.ask, port, request.way, key, tokens))
+        if isinstance(answer, PortError):
+            return _wrong_again(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
+        answers |= answer
+    found = request.row.judge(request.way, request.requests, answers, forward).faults
+    wrong = next((fault for fault in found if fault.where not in request.wrong), None)
+    return None if wrong is None else _wrong_again(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
+
+
+def _wrong_again(fault: Divergence) -> CapabilityResult:
+    return CapabilityResult((ClaimResult(CLAIM, "diverges", fault.error, fault.budget, fault.where),), (fault,))

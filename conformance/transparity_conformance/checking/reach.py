@@ -1,0 +1,183 @@
+"""The reach of a verdict: a port that agrees on every probe is called at many lengths, batches and widths."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
+from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.checking.long_prompts import call_long, leave_out
+from transparity_conformance.diagnosis.probe_result import error_profile
+from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
+from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.reach.long import LongProbe
+from transparity_conformance.oracle.reach.models import (
+    WITHOUT_LIMIT,
+    ReachModel,
+    ReachProbe,
+    reach_of,
+    reach_of_preset,
+)
+from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
+from transparity_conformance.report.comparison import difference, share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.running.process.running import Port, built, run
+
+CLAIM, LONG = "forward.reach", "forward.long"
+
+SECONDS_OF_A_PORT = 10.0
+"""Seconds of the port's own time, after which only the calls that tell most are made: 20 times what PyTorch needs for
+all, so that a busy machine leaves none out; a port that compiles for every shape may need more."""
+
+
+def call_at_other_sizes(evidence: Evidence) -> None:
+    """Call a port that agrees at other sizes, and at the long prompts that were asked for."""
+    arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
+    if not evidence.agrees():
+        leave_out(arguments.long, reached)
+        evidence.add(coverage=coverage_of(probes), not_compared=(*reached.refused, *reached.failed))
+        return
+    first, parameters = evidence.first, arguments.parameters
+    if arguments.preset is not None and arguments.config is None:
+        models = reach_of_preset(arguments.preset)
+    else:
+        models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
+    models = models if parameters is None else (*models, every_token(first.config, parameters))
+    reach(evidence.build, evidence.ran.forward, models, arguments.dtype, evidence.progress, reached)
+    call_long(evidence.ran.forward, arguments.long, arguments.dtype, evidence.progress, reached)
+    unseen = [] if parameters is None else unseen_tokens(first.config, [*probes, *reached.probes])
+    if reached.wrong:
+        _add_wrong_calls(evidence)
+    else:
+        _add_coverage(evidence, first.config, [*probes, *reached.probes])
+    evidence.add(not_compared=unseen)
+
+
+def reach(
+    build: Port,
+    forward: Callable[..., Any],
+    models: Sequence[ReachModel],
+    dtype: str,
+    progress: Any,
+    reached: Reached,
+) -> None:
+    """Call a port on every probe of `models`; `forward` is the port that was built for the model itself."""
+    calls = sum(len(model.calls) for model in models)
+    for model in models:
+        function: Callable[..., Any] | None = forward
+        if not model.is_asked:
+            function = build_model(build, model.probes[0], f"{model.name} model", reached, is_derived=True)
+        if function is None:
+            continue
+        reached.forwards[id(model.parameters)] = function
+        for number, probe in enumerate(model.probes):
+            progress("calling the port at other sizes", len(reached.compared), calls)
+            if reached.seconds > SECONDS_OF_A_PORT and number >= WITHOUT_LIMIT:
+                reached.left_out.append(probe)
+            elif not _compared(function, probe, reached, dtype):
+                break
+        _bisect(function, model, reached, dtype)
+    if reached.wrong:
+        probe = reached.wrong[0].probe
+        with contextlib.suppress(PortError):  # then it is wrong alone, too
+            alone = run(built(build, probe), probe, logits_only=True)
+            reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
+
+
+def _compared(function: Callable[..., Any], probe: ReachProbe, reached: Reached, dtype: str) -> bool:
+    """Call a port and compare its logits; return whether it answered."""
+    taps = call_model(function, probe, reached, not probe.model.is_asked, logits_only=True)
+    if taps is not None:
+        reached.compared.append(compare(probe, taps["logits"], dtype))
+    return taps is not None
+
+
+def _bisect(function: Callable[..., Any], model: ReachModel, reached: Reached, dtype: str) -> None:
+    """Find the first wrong length of a model that is right up to some length and wrong beyond."""
+    of_model = [each for each in reached.compared if each.probe.model is model]
+    right = max((max(each.probe.lengths) for each in of_model if not each.is_wrong), default=0)
+    wrong = min((max(each.probe.lengths) for each in of_model if each.is_wrong), default=0)
+    sides = len(model.config.input_names)
+    while 0 < right < wrong - 1:
+        middle = (right + wrong) // 2
+        if not _compared(function, model.probe(1, (middle,) * sides), reached, dtype):
+            return
+        right, wrong = (right, middle) if reached.compared[-1].is_wrong else (middle, wrong)
+
+
+def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
+    """Compare logits with the reference's; a difference over the budget may be that of sums taken in sequence."""
+    with np.errstate(all="ignore"):
+        expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
+        error = difference(logits, expected)
+        if 1 < share(error, budget) < NEAR[dtype]:
+            budget = probe.budget(dtype, in_sequence=True)
+        wrong = share(error, budget) > 1 and logits.shape == expected.shape
+        return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})
+
+
+def _add_wrong_calls(evidence: Evidence) -> None:
+    """Add the first wrong call as a divergence, and the sizes at which calls are wrong."""
+    reached = evidence.reached
+    first = reached.wrong[0]
+    says = "an object that is built for this call alone is right: something is kept between calls"
+    fault = Divergence(
+        "logits",
+        first.error,
+        first.budget,
+        (Cause("history", says, None, 0.0, 1.0),) if reached.is_history else (),
+        probe=first.probe.name,
+        profile=dict(first.profile),
+        is_misshapen=first.error == np.inf and not first.profile,
+    )
+    evidence.add(
+        fault,
+        claims=[_claim(LONG if isinstance(first.probe, LongProbe) else CLAIM, reached.wrong)],
+        not_compared=(*reached.refused, *reached.failed),
+        notes=(boundary(reached), *reached.notes),
+        coverage=coverage_of([*evidence.ran.probes.values(), *reached.probes]),
+    )
+
+
+def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
+    """The claim on calls, by the one that uses most of its budget."""
+    worst = max(compared, key=lambda each: share(each.error, each.budget))
+    where = f"logits ({worst.probe.name})"
+    return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
+
+
+def boundary(reached: Reached) -> str:
+    """The calls on which a port is wrong, in one sentence."""
+    wrong = reached.wrong
+    names = [each.probe.name for each in wrong]
+    lengths = {max(each.probe.lengths) for each in wrong}
+    right = {max(each.probe.lengths) for each in reached.compared if not each.is_wrong}
+    listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
+    text = f"wrong on {len(wrong)} of {len(reached.compared)} calls at other sizes ({listed})"
+    if right and max(right) < min(lengths):
+        return f"{text}; right up to length {max(right)}, wrong from length {min(lengths)} on"
+    return text
+
+
+def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
+    """Add the coverage of a port that agrees, the claims on its reach, and what was left out."""
+    reached = evidence.reached
+    evidence.report = covered(evidence.report, config, probes, reached.failed)
+    if not evidence.agrees():
+        return
+    long = [each for each in reached.compared if isinstance(each.probe, LongProbe)]
+    others = [each for each in reached.compared if each not in long]
+    missing = list(reached.refused)
+    if reached.left_out:
+        lengths = sorted({max(probe.lengths) for probe in reached.left_out})
+        listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
+        missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port takes too long for all of them")
+    claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
+    evidence.add(claims=claims, not_compared=missing)

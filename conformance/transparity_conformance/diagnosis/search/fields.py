@@ -1,0 +1,119 @@
+"""Fields of the configuration in which a port is another model than its configuration says: those that, changed
+together, leave least of a difference that no fault of the catalogue explains."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from transparity.config import TransformerConfig
+from transparity.errors import ConfigError
+from transparity.parameters import parameter_shapes
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
+from transparity_conformance.diagnosis.probe_result import Results, still_wrong
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.search import DEEPEST, WALKS
+from transparity_conformance.diagnosis.walk import Impossible
+from transparity_conformance.report.report import Divergence
+
+Fields = dict[str, Any]
+
+ONLY_FORMS = {"rope_layout"}
+"""Fields that only say how another one is meant."""
+
+OF_THE_CALL = {"architecture", "head", "padding"}
+"""Fields that say what is called and what is returned, of which the port's signature tells."""
+
+
+@functools.cache
+def alternatives() -> dict[str, tuple[Any, ...]]:
+    """Return every possible value of each field that has only a few."""
+    hints = get_type_hints(TransformerConfig)
+    found = {name: (False, True) if hint is bool else get_args(hint) for name, hint in hints.items() if _has_few(hint)}
+    return {name: values for name, values in found.items() if name not in OF_THE_CALL}
+
+
+def _has_few(hint: Any) -> bool:
+    return hint is bool or get_origin(hint) is Literal
+
+
+def changed(fields: Mapping[str, Any]) -> Hypothesis:
+    """The hypothesis that a port has other values of these fields."""
+    return Hypothesis(Fault("several-fields", "", "", fields=fields))
+
+
+def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
+    """The changes of one field that need no parameter that the model does not have, on top of others."""
+    own = dataclasses.replace(config, **besides)
+    every = [{name: value} for name, tried in alternatives().items() for value in tried if value != getattr(own, name)]
+    return [change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, besides | change)]
+
+
+def _is_possible(config: TransformerConfig, change: Mapping[str, Any]) -> bool:
+    """Return whether the parameters of a model suffice for other fields."""
+    shapes = parameter_shapes(config)
+    try:
+        needed = parameter_shapes(dataclasses.replace(config, **change))
+    except ConfigError:
+        return False
+    return all(shapes.get(parameter) == shape for parameter, shape in needed.items())
+
+
+def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -> tuple[Fields, float]:
+    """Find the few fields whose change leaves least of the difference, and the share of it that is left with them.
+
+    Args:
+        left: The difference that is left with a fault.
+    """
+    before = left(changed({}))
+    best: list[tuple[float, Fields]] = [(before, {})]
+    beam = best
+    for _ in range(DEEPEST):
+        more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
+        distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
+        beam = sorted(((left(changed(fields)), fields) for fields in distinct), key=lambda each: each[0])
+        best, beam = min(best, beam[:1] or best, key=lambda each: each[0][0]), beam[: WALKS // len(alternatives())]
+    least, fields = best[0]
+    return fields, least / before if before else 1.0
+
+
+def several_fields(
+    results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
+) -> dict[str, tuple[Any, Any]]:
+    """The fields with whose other values most places agree, with the configuration's and the port's value; none if that
+    are fewer than two.
+
+    Every place is judged by itself, from the port's own activations in front of it, so that the places which a field
+    explains do not depend on the other fields: the best one is taken first.
+
+    Args:
+        results: those of the probes.
+        places: the taps that are wrong.
+        divergences: what was found there; if that is one cause, no fields are sought.
+        dtype: the precision of the port.
+        clock: the time that is left.
+    """
+    kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
+    if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
+        return {}
+    chosen, left, config = Fields(), len(places), next(iter(results.values())).probe.config
+    while left and clock.left:
+        changes = enumerate(single_changes(config, chosen))
+        tried = [(_wrong(results, chosen | change, dtype, left - 1), index, change) for index, change in changes]
+        fewest, _, best = min(tried, default=(left, 0, {}))
+        if fewest >= left:
+            break
+        chosen, left = chosen | best, fewest
+    if len(chosen.keys() - ONLY_FORMS) < 2 or left > len(places) // 2:
+        return {}
+    return {name: (getattr(config, name), value) for name, value in chosen.items()}
+
+
+def _wrong(results: Results, fields: Mapping[str, Any], dtype: str, most: int) -> int:
+    """The number of wrong places with other fields, or one more than `most`."""
+    try:
+        return min(len(still_wrong(results, (changed(fields),), dtype, most)), most + 1)
+    except Impossible:
+        return most + 1

@@ -1,1 +1,0 @@
-"""Ways in which right programs compute the same: they err differently, and the budget has to cover each."""

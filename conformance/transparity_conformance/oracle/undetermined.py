@@ -1,0 +1,154 @@
+"""Positions that depend on a convention, what a query returns that sees no key at all, or on a near-tie of a router.
+
+Ours weighs all keys alike, fused kernels return zeros, an additive mask leaves the scores. Where masked keys weigh
+exactly nothing, no document decides between them, so such positions are judged apart from all others. Which positions
+these are is measured: two other conventions are put into the reference, and every position that changes depends on it.
+So is what depends on a near-tie (`oracle.near_ties`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.oracle.masks import own_config, right_mask
+from transparity_conformance.oracle.near_ties import dependent, has_router
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap
+from transparity_numpy.transformer import transformer
+
+Convention = Callable[[np.ndarray], np.ndarray]
+"""From the weights to those of the rows that see no key."""
+
+_MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
+
+
+_TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
+
+
+def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
+    """By tap, True where a value depends on the convention, or on a choice of experts that rounding in `dtype` may
+    turn; taps without such a position are left out."""
+    free, tied = hidden_positions(probe), tied_positions(probe, dtype)
+    return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
+
+
+def hidden_positions(probe: Probe) -> Arrays:
+    """By tap, True where a value depends on the convention."""
+    if probe not in _MEASURED:
+        _MEASURED[probe] = _measure(probe) if probe.config.mask_is_exact else {}
+    return _MEASURED[probe]
+
+
+def tied_positions(probe: Probe, dtype: str) -> Arrays:
+    """By tap, True where a value depends on a choice of experts that rounding in `dtype` may turn."""
+    if not has_router(probe.config):
+        return {}
+    measured = _TIED.setdefault(probe, {})
+    if dtype not in measured:
+        oracle = probe.oracle
+        budget, exact = partial(oracle.budget, dtype=dtype), partial(oracle.budget, dtype="float64")
+        given = probe.config, probe.exact, probe.inputs, oracle.expected
+        measured[dtype] = dependent(*given, budget, exact, probe.kept)
+    return measured[dtype]
+
+
+def judged(
+    probe: Probe,
+    tap: str,
+    actual: np.ndarray,
+    ours: np.ndarray,
+    dtype: str = "float32",
+    shown: Collection[str] = (),
+) -> np.ndarray:
+    """Return `actual` with ours in place of every finite value that depends on the convention or on a near-tie.
+
+    Args:
+        shown: the taps from which ours was computed. Where those of every router's logits are among them, the port's
+            own scores tell a near-tie from a wrong choice.
+    """
+    free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
+    if free is None or not free.shape == actual.shape == ours.shape:
+        return actual
+    return np.where(free & np.isfinite(actual), ours, actual)
+
+
+def judged_gap(
+    probe: Probe,
+    tap: str,
+    actual: np.ndarray,
+    ours: np.ndarray,
+    dtype: str = "float32",
+    shown: Collection[str] = (),
+) -> float:
+    """The largest difference where no convention and no near-tie decides."""
+    return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
+
+
+def shows_routers(probe: Probe, shown: Collection[str]) -> bool:
+    """Return whether the logits of every router are among the taps `shown`."""
+    config = probe.config
+    layers = [f"{stack}.layers.{i}" for stack in config.stacks for i in range(config.stack_num_layers(stack))]
+    routed = [scope for scope in layers if own_config(config, scope).num_experts]
+    return all(f"{scope}.feed_forward.router_logits" in shown for scope in routed)
+
+
+def _measure(probe: Probe) -> Arrays:
+    if not blind_rows(probe).any():
+        return {}
+    random, free = np.random.default_rng(0), Arrays()
+    conventions: tuple[Convention, ...] = (np.zeros_like, lambda weights: random.uniform(size=weights.shape))
+    for convention in conventions:
+        changed = _changed(probe, convention)
+        if not changed:
+            return {}
+        free = {tap: where | free.get(tap, False) for tap, where in changed.items()}
+    return {tap: where for tap, where in free.items() if where.any()}
+
+
+def blind_rows(probe: Probe) -> np.ndarray:
+    """The rows in which a query sees no key, in any layer, as bools (rows,): the inputs alone tell."""
+    rows = len(next(iter(probe.inputs.values())))
+    lengths = lengths_of(probe.config, probe.inputs)
+    taps = tap_shapes(probe.config, rows, **lengths)
+    weights = (name for name in taps if name.endswith("attention.weights"))
+    blind = np.zeros(rows, bool)
+    for name in weights:
+        mask = np.asarray(right_mask(probe, name))
+        blind |= ~mask.any(-1).reshape(len(mask), -1).all(1)
+    return blind
+
+
+def _changed(probe: Probe, convention: Convention) -> Arrays:
+    """By tap, True where `convention` changes more than float64 rounds; empty if every row sees some key."""
+    apart, is_used = Arrays(), False
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        nonlocal is_used
+        if name.endswith("attention.weights"):
+            blind = ~np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
+            is_used = is_used or bool(blind.any())
+            value = np.where(blind, convention(value), value)
+        if is_used and (probe.kept is None or name in probe.kept):  # before that nothing has changed
+            apart[name] = _apart(probe, name, value)
+        return value
+
+    tokens: dict[str, Any] = dict(probe.inputs)
+    with np.errstate(all="ignore"):
+        transformer(probe.config, probe.exact, tap=tap, **tokens)
+    return apart
+
+
+def _apart(probe: Probe, tap: str, value: np.ndarray) -> np.ndarray:
+    oracle = probe.oracle
+    apart = np.abs(value - oracle.expected[tap]) > oracle.budget(tap, "float64")
+    if tap.endswith((".scores", ".weights")):
+        return apart
+    # a unit may be zero by chance under both conventions: a position depends on it as a whole
+    return np.broadcast_to(apart.any(-1, keepdims=True), apart.shape)

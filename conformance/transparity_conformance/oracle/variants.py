@@ -1,0 +1,222 @@
+"""The variants of right programs at which rounding is measured, by the index of the neighbouring point.
+
+| index | tables of positions | sums over the keys | recurrences | Adam's correction |
+|---|---|---|---|---|
+| even | in float32, by formulas in turn (`FORMULAS`) | in sequence if they are many | in chunks | in float32 |
+| odd | the same | as the reference takes them: pairwise, in blocks | step by step | in Python's numbers |
+
+The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their
+roundings cancel, which those of equal weights do not. Each variant is right, and errs in its own way; what it errs by
+belongs to the noise:
+
+- The reference computes angles in float64, so that the oracle is exact. Most programs compute them in float32, where an
+  angle at position p is off by some ulps of p.
+- NumPy sums pairwise and BLAS in blocks, so the reference's own error hardly grows with the number of keys. A port that
+  keeps a running total and a running context, as an online softmax does (Milakov and Gimelshein 2018; Dao et al. 2022),
+  rounds at every key. Where many keys weigh alike, as padding does under a mask that hides little, these roundings go
+  one way: at 1,025 keys of the walkthrough it errs by 33 times as much.
+- How much of a state is left between two positions of a chunk is taken from the difference of two sums, each from the
+  chunk's begin: where much decays, the sums are large, and their rounding is many times that of the steps.
+- 1 − βᵗ is the difference of two numbers near 1: with β of 0.999, float32 (Optax) errs by 1e-5 of it at the first step,
+  and a learned parameter by half of that times the learning rate. PyTorch and the reference take Python's numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.attention import attention as in_blocks
+from transparity_numpy.attention import attention_scores, merge_heads, repeat_heads
+from transparity_numpy.positions import RotaryTables, rotary_frequencies
+
+Formula = Callable[[np.float32, np.ndarray], np.ndarray]
+
+FORMULAS: tuple[Formula, ...] = (
+    lambda base, shares: np.exp(-shares * np.log(base)),  # the Annotated Transformer, tensor2tensor, fairseq
+    lambda base, shares: 1 / base**shares,  # Llama, GPT-NeoX, transformers
+    lambda base, shares: base**-shares,  # RoFormer, x-transformers
+)
+"""From the base and 2 i / features in float32 to frequencies."""
+
+IN_SEQUENCE = 0
+"""The variant whose sums are taken in sequence, with the first formula."""
+
+IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
+"""The variants whose sums are taken as the reference takes them, one for each formula."""
+
+PAIRWISE = 128
+"""NumPy adds up to so many numbers in eight running totals, and splits longer sums (`pairwise_sum`). Up to here the
+order makes little difference: at 129 keys of the walkthrough an online softmax uses 0.7 of the reference's budget."""
+
+CHUNK = 64
+"""The positions of a chunk, in transformers and in flash-linear-attention."""
+
+
+@contextlib.contextmanager
+def variant(index: int) -> Iterator[None]:
+    """Within the context, the reference computes as the variant of that index."""
+    # The specification has no switches for these; they are measured here only.
+    replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
+    with contextlib.ExitStack() as computing:
+        for name, function in replaced.items():
+            computing.enter_context(mock.patch(f"transparity_numpy.{name}", function))
+        yield
+
+
+def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
+    """The frequencies (features / 2) in float32, by one of the formulas; the base would be that of feature `steps`."""
+    shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
+    return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
+
+
+def farthest_formula(config: TransformerConfig) -> int:
+    """The formula whose frequencies are farthest from exact ones, and so its angles; 0 without such tables."""
+    if not config.has_tables:
+        return 0
+    features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
+    exact = np.float64(config.rope_theta) ** -(np.arange(0, features, 2) / features)
+    errors = [np.abs(frequencies(config.rope_theta, features, index) - exact).max() for index in range(len(FORMULAS))]
+    return int(np.argmax(errors))
+
+
+def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
+    """The reference's builders of tables, in float32 by the formula of that index, by their names."""
+
+    def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
+        if config.positions != "rotary":
+            return None
+        plain = np.float64(config.rope_theta) ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
+        beyond = bool(positions.max() >= config.rotary_original_length)
+        scaled = (rotary_frequencies(config, beyond=beyond) / plain).astype(np.float32)
+        turns = frequencies(config.rope_theta, config.rotated_dim, index) * scaled
+        angles = positions.astype(np.float32)[..., None] * turns
+        factor = np.float32(config.rotary_attention_factor)
+        cosine, sine = np.cos(angles)[:, None] * factor, np.sin(angles)[:, None] * factor
+        return cosine.astype(dtype), sine.astype(dtype)
+
+    def sinusoidal_positions(length: int, embed_dim: int, base: float, layout: str, timescales: str) -> np.ndarray:
+        steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+        angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(base, embed_dim, index, steps)
+        both = [np.sin(angles), np.cos(angles)]
+        return np.stack(both, -1).reshape(length, embed_dim) if layout == "interleaved" else np.concatenate(both, -1)
+
+    return {"transformer.rotary_tables": rotary_tables, "embeddings.sinusoidal_positions": sinusoidal_positions}
+
+
+def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
+    """Softmax over the last axis whose total is a running one; `sum` would take it pairwise."""
+    exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
+
+
+def product_in_sequence(
+    weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
+) -> Inexact[Array, "*batch queries head_dim"]:
+    """weights · value, one key added after the other."""
+    total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
+    for key in range(weights.shape[-1]):
+        total += weights[..., key : key + 1] * value[..., key : key + 1, :]
+    return total
+
+
+def attention(
+    query: Inexact[Array, "batch heads queries head_dim"],
+    key: Inexact[Array, "batch key_heads keys head_dim"],
+    value: Inexact[Array, "batch key_heads keys head_dim"],
+    mask: Bool[Array, "#batch 1 #queries keys"],
+    *,
+    scale: float,
+    masked_score: float,
+    softcap: float | None = None,
+    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
+    sinks: Inexact[Array, " heads"] | None = None,
+    tap: Tap = identity,
+) -> Inexact[Array, "batch queries attention_dim"]:
+    """The reference's `attention`, in sequence where there are more keys than `PAIRWISE`"""
+    if key.shape[2] <= PAIRWISE:
+        named: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
+        return in_blocks(query, key, value, mask, bias=bias, sinks=sinks, tap=tap, **named)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
+    masked = scores.dtype.type(max(masked_score, float(np.finfo(scores.dtype).min) / 2))
+    shown = np.where(mask, scores, masked)
+    if sinks is not None:
+        shown = np.concatenate([shown, np.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
+    weights = tap("weights", softmax_in_sequence(shown)[..., : key.shape[2]])
+    return tap("context", merge_heads(product_in_sequence(weights, value)))
+
+
+def gated_delta_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    beta: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """The reference's `gated_delta_rule`, by chunks (Yang et al. 2025, §3.3): the changes that the tokens of one make
+    solve a triangular system."""
+
+    def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
+        system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)
+        return np.linalg.solve(system, strength * (v - begun * (k @ state)))
+
+    return _by_chunks(
+        change, query * query.real.dtype.type(query.shape[-1] ** -0.5), key, value, log_decay, beta, state
+    )
+
+
+def state_space_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    step: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """The reference's `state_space_rule`, by chunks (Dao and Gu 2024, §6)."""
+    return _by_chunks(lambda k, v, strength, *_: strength * v, query, key, value, log_decay, step, state)
+
+
+def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
+    """What each query reads and the last state, of a rule whose tokens `change` the state of their chunk."""
+    *inputs, state = given
+    reads = []
+    for begin in range(0, query.shape[2], CHUNK):
+        q, k, v, decays, strength = (x[:, :, begin : begin + CHUNK] for x in (query, *inputs))
+        between, begun = _decays(decays)
+        changed = change(k, v, strength[..., None], between, begun, state)
+        reads.append(begun * (q @ state) + q @ k.swapaxes(-1, -2) * between @ changed)
+        state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).swapaxes(-1, -2) @ changed
+    return np.concatenate(reads, axis=2), state
+
+
+def _decays(
+    log_decay: Inexact[Array, "batch heads length"],
+) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
+    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
+    since = np.cumsum(log_decay, axis=-1)
+    between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
+    return between, np.exp(since)[..., None]
+
+
+def weight_so_far(beta: float, step: int) -> float:
+    """The reference's 1 − betaᵗ, in float32."""
+    return float(np.float32(1) - np.float32(beta) ** np.float32(step))
+
+
+IN_SEQUENCE_AND_CHUNKS = {
+    "attention.attention": attention,
+    "recurrent.recurrence.gated_delta_rule": gated_delta_rule,
+    "recurrent.recurrence.state_space_rule": state_space_rule,
+    "training.optimization._weight_so_far": weight_so_far,
+}

@@ -1,0 +1,124 @@
+"""The forward pass of a model: called with arrays of its framework, by the names of its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity_conformance.capabilities.stranger import PortError, call_stranger, has_method, signature_of
+from transparity_conformance.running.answers import answer_in
+from transparity_conformance.running.frameworks.modules import kind_of
+from transparity_conformance.running.inputs import (
+    Array,
+    arguments,
+    arrays,
+    completed,
+    framework_of,
+    input_names,
+    is_instance,
+    takes_of,
+    with_mask,
+)
+
+
+def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
+    """The forward pass of a model with our names of its inputs, and its own names of these.
+
+    Its answer is the array of logits, or of hidden states.
+    """
+    takes = takes_of(model)
+    names = input_names(takes)
+    array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
+    whole = completed(model, takes, array, without_gradients)
+
+    def forward(**inputs: np.ndarray) -> Any:
+        with without_gradients():
+            return answer_in(whole(**{names[ours]: array(value) for ours, value in inputs.items()}))
+
+    return forward, names
+
+
+def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+    """The forward pass of what `load(folder)` returned."""
+    if not callable(model):
+        raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
+    return called(model, config)
+
+
+def called(model: Any, config: TransformerConfig, framework: str | None = None) -> Callable[..., Any]:
+    """The forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
+
+    Args:
+        model: a module, or a function of token ids.
+        config: the configuration, which names the inputs.
+        framework: the framework of its arrays; None: it is told by the model.
+    """
+    if (kind := kind_of(model)) is not None:
+        own: Callable[..., Any] = call_stranger(kind.forward_of, model, config)
+        return own
+    is_torch = is_instance(model, "torch.nn", "Module")
+    if is_torch or is_instance(model, "flax.nnx", "Module"):
+        call_stranger(model.eval)
+    array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
+    takes = takes_of(model)
+    names = frozenset() if takes is None else frozenset(takes.parameters)
+    whole = completed(model, takes, array, without_gradients)
+
+    def with_graph(**inputs: np.ndarray) -> Any:
+        args, named = arguments(with_mask(inputs, config), config, names)
+        return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
+
+    def forward(**inputs: np.ndarray) -> Any:
+        with without_gradients():
+            return with_graph(**inputs)
+
+    forward.with_graph = with_graph  # type: ignore[attr-defined] # its answer can be differentiated
+    forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
+    forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # of one on several ranks
+
+    _add_methods(forward, model, array, without_gradients)
+    return forward
+
+
+def _add_methods(
+    forward: Callable[..., Any],
+    model: Any,
+    array: Array,
+    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Add the methods of a port that a model offers, called with the arrays of its framework."""
+
+    def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
+        with without_gradients():
+            return model.step(array(tokens), cache, **{name: array(value) for name, value in named.items()})
+
+    def generate(prompt: np.ndarray, max_new_tokens: int, source: np.ndarray | None = None) -> Any:
+        named = {} if source is None else {"source": array(source)}
+        with without_gradients():
+            return model.generate(array(prompt), max_new_tokens, **named)
+
+    for method in (step, generate):
+        if _offers(model, method):
+            setattr(forward, method.__name__, method)
+
+
+def _offers(model: Any, method: Callable[..., Any]) -> bool:
+    """Return whether a model has this method of a port, told by the names of its first two arguments; another one of
+    its name is the model's own, as `generate` of transformers is."""
+    name = method.__name__
+    takes = signature_of(getattr(model, name)) if has_method(model, name) else None
+    return takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]
+
+
+def required_arguments(signature: inspect.Signature | None) -> int | None:
+    """The number of arguments that a function needs by position: 1 for a loader, 2 for a `build`; None if unknown."""
+    if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
+        return None
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is each.empty for each in signature.parameters.values())

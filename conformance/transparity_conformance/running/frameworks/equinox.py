@@ -1,0 +1,133 @@
+"""Modules of Equinox: written for one sequence, as its manual has it, or for a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import signature_of
+from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.frameworks.modules import Tensor
+from transparity_conformance.running.inputs import arguments, with_mask
+
+
+class EquinoxForward:
+    """The forward pass of a module; what else it offers is its own."""
+
+    def __init__(self, model: Any, config: TransformerConfig) -> None:
+        self._model, self._config = model, config
+        signature = signature_of(model)
+        self._names = frozenset() if signature is None else frozenset(signature.parameters)
+        self._call: Callable[..., Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: np.ndarray) -> Any:
+        args, named = arguments(with_mask(inputs, self._config), self._config, self._names)
+        given = (list(map(_ids, args)), {name: _ids(each) for name, each in named.items()})
+        arrays, call = _called(self._model)
+        if self._call is None:
+            self._call = _as_its_users_do(call, arrays, *given, self._config)
+        return self._call(arrays, *given)
+
+
+def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
+    """The arrays of a module in inference mode, and its call as a function of them."""
+    leaves, structure = jax.tree.flatten(eqx.nn.inference_mode(model))
+    is_array = list(map(eqx.is_array, leaves))
+
+    def call(arrays: list[Any], args: list[Any], named: dict[str, Any]) -> Any:
+        every = iter(arrays)
+        whole = [next(every) if dynamic else leaf for leaf, dynamic in zip(leaves, is_array, strict=True)]
+        return jax.tree.unflatten(structure, whole)(*args, **named)
+
+    return [leaf for leaf, dynamic in zip(leaves, is_array, strict=True) if dynamic], call
+
+
+def _as_its_users_do(
+    call: Callable[..., Any], arrays: list[Any], args: list[Any], named: dict[str, Any], config: TransformerConfig
+) -> Callable[..., Any]:
+    """The call, compiled; mapped over the batch if it takes one sequence; as it is if it cannot be traced.
+
+    It takes one sequence if it refuses a batch, or if it answers a sequence with an axis less.
+    """
+    row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
+    for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
+    if for_one is None and for_all is None:
+        return call
+    if for_all is None or for_one == (1 if config.is_pooled else 2):
+        return eqx.filter_jit(jax.vmap(call, in_axes=(None, 0, 0)))
+    return eqx.filter_jit(call)
+
+
+def _axes(call: Callable[..., Any], arrays: Any, args: Any, named: Any, config: TransformerConfig) -> int | None:
+    """The number of axes of the answer; None if the module raises."""
+    try:
+        answer = taps_in(eqx.filter_eval_shape(call, arrays, args, named), config).get("logits")
+    except Exception:  # noqa: BLE001 - whatever it raises, it takes no such arrays
+        return None
+    return len(getattr(answer, "shape", ()))
+
+
+def _ids(value: np.ndarray) -> jax.Array:
+    return jnp.asarray(value, jnp.int32)
+
+
+def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence."""
+    return EquinoxForward(model, config)
+
+
+def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating arrays by their path; one array in two places is one tensor, under its first name."""
+    places: dict[int, list[list[Any]]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
+        if eqx.is_inexact_array(leaf) and leaf.size:
+            places.setdefault(id(leaf), []).append([_step(key) for key in path])
+    for paths in places.values():
+        read, write = functools.partial(_read, model, paths[0]), functools.partial(_write, model, paths)
+        yield ".".join(map(str, paths[0])), Tensor(read, write)
+
+
+def _step(key: Any) -> Any:
+    """An attribute, an index or a key."""
+    return next(getattr(key, each) for each in ("name", "idx", "key") if hasattr(key, each))
+
+
+def _at(node: Any, path: list[Any]) -> Any:
+    for step in path:
+        node = getattr(node, step) if isinstance(step, str) and hasattr(node, step) else node[step]
+    return node
+
+
+def _read(model: Any, path: list[Any]) -> np.ndarray:
+    return np.array(_at(model, path), np.float32)
+
+
+def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:
+    before = _at(model, paths[0])
+    after = jnp.asarray(numbers.reshape(before.shape), before.dtype)
+    for path in paths:
+        _put(model, path, after)
+
+
+def _put(node: Any, path: list[Any], value: Any) -> Any:
+    """The node with a value at a path: changed where it is, frozen modules included, or made again if it is a tuple."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    if isinstance(node, list | dict):
+        node[step] = _put(node[step], rest, value)
+    elif isinstance(node, tuple) and isinstance(step, int):
+        return type(node)([*node[:step], _put(node[step], rest, value), *node[step + 1 :]])
+    else:
+        object.__setattr__(node, step, _put(getattr(node, step), rest, value))
+    return node

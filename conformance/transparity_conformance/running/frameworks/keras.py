@@ -1,0 +1,140 @@
+"""Models and layers of Keras 3, on whichever backend it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortError, signature_of
+from transparity_conformance.running.frameworks.modules import Tensor
+from transparity_conformance.running.inputs import NAMES, arguments, with_mask
+
+INPUTS = {
+    "tokens": ("token_ids",),
+    "source": ("source", "encoder_token_ids"),
+    "target": ("target", "decoder_token_ids"),
+    "attention_mask": ("padding_mask",),
+    "token_types": ("segment_ids",),
+}
+"""The names of the inputs of a functional model, beside `NAMES`."""
+
+OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
+"""Attributes in which Keras and PyTorch keep the layers that a model has."""
+
+
+def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
+    """The forward pass of a model or a layer, called as `model(inputs)`, without gradients."""
+    functional = [each.name for each in getattr(model, "inputs", None) or ()]
+    parameters = _parameters(model)
+    is_one = len(parameters) == 1 and len(config.input_names) > 1
+
+    def forward(**inputs: np.ndarray) -> Any:
+        given = with_mask(inputs, config)
+        with _without_gradients():
+            if functional:
+                return model(_tensors(_by_input(given, functional)))
+            args, named = arguments(given, config, frozenset(parameters))
+            return model(*_tensors([tuple(args)] if is_one else args), **_tensors(named))
+
+    return forward
+
+
+def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating variables by the attributes that they are under, as in `blocks.0.attention.query.kernel`.
+
+    A layer that is no attribute, as in a functional model, has its own name, with a number at its end as an index.
+    Those that Keras named, and numbered in the order in which a process makes them, are numbered from 0 in every model.
+    """
+    known: set[int] = set()
+    for name, variable in _variables("", model, {id(model)}):
+        if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):
+            known.add(id(variable))
+            yield name, Tensor(functools.partial(_read, variable), variable.assign)
+
+
+def _parameters(model: Any) -> list[str]:
+    """The names of what `call` takes, without what Keras itself gives it."""
+    signature = signature_of(model.call)
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
+    names = [] if signature is None else [each.name for each in signature.parameters.values() if each.kind in plain]
+    return [name for name in names if name not in ("training", "mask")]
+
+
+def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
+    """The inputs of a functional model: its only one, or all by their names."""
+    if len(names) == 1:
+        return next(iter(given.values()))
+    known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}
+    if unknown := [name for name in names if name not in known]:
+        raise PortError(
+            f"The model has an input {unknown[0]!r}; expected names of {', '.join(known)}: name its inputs so, or "
+            "return a function from build."
+        )
+    return {name: given[known[name]] for name in names}
+
+
+def _tensors(values: Any) -> Any:
+    return keras.tree.map_structure(lambda value: keras.ops.convert_to_tensor(value, "int32"), values)
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[Any]:
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a layer, its own first."""
+    children = {name: child for name, child in _children(layer).items() if id(child) not in above}
+    inside = {id(variable) for child in children.values() for variable in child.weights}
+    named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}
+    for variable in layer.weights:
+        if id(variable) not in inside:
+            yield path + named.get(id(variable), variable.name), variable
+    for name, child in children.items():
+        yield from _variables(f"{path}{name}.", child, {*above, id(child)})
+
+
+def _children(layer: Any) -> dict[str, Any]:
+    """The layers in a layer: those under its attributes, then others by their own names."""
+    found: dict[str, Any] = {}
+    for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
+        if name not in OF_KERAS:
+            found |= {path: child for path, child in _under(name.lstrip("_"), value) if isinstance(child, keras.Layer)}
+    known = set(map(id, found.values()))
+    others = [child for child in layer._flatten_layers(False, False) if id(child) not in known]
+    names = list(map(_name, others))
+    for number, (name, child) in enumerate(zip(names, others, strict=True)):
+        found[name if names.count(name) == 1 else f"{name}.{names[:number].count(name)}"] = child
+    return found
+
+
+def _name(layer: Any) -> str:
+    """The name that a layer was given: `block.3` for block_3, and `dense` for dense_3 of Keras' own numbering."""
+    found = re.fullmatch(r"(.+)_(\d+)", layer.name)
+    if found is None:
+        return str(layer.name)
+    is_numbered = found[1].replace("_", "") == type(layer).__name__.lower().replace("_", "")
+    return found[1] if is_numbered else f"{found[1]}.{found[2]}"
+
+
+def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is under an attribute: itself, or the items of a list or a dict."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    yield name, value
+    for key, item in items:
+        yield f"{name}.{key}", item
+
+
+def _read(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable), np.float32)

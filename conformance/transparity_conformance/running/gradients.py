@@ -1,0 +1,196 @@
+"""Gradients of a model of PyTorch or Flax that `load(folder)` returned, by our names: its own code is differentiated.
+
+A parameter of the model is identified by its name in the folder, or by its numbers: every row of a tensor is searched
+for among the rows and the columns of all parameters, so that transposed, fused and permuted ones are found, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import is_learned, parameter_shapes
+from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.running.answers import answer_in
+from transparity_conformance.running.frameworks.modules import module_in
+from transparity_conformance.running.inputs import is_instance
+from transparity_conformance.running.rows import Located, found_by_rows
+
+Arrays = dict[str, np.ndarray]
+Inputs = Mapping[str, np.ndarray]
+Differentiated = tuple[Arrays, Arrays | None]
+"""The model's parameters by its own names, and the gradients of those that have one; without a graph neither."""
+
+
+def ignored(config: TransformerConfig) -> int:
+    """The target that counts for nothing."""
+    return -100 if config.pad_id is None else config.pad_id
+
+
+def in_pytorch(
+    with_graph: Callable[..., Any],
+    module: Any,
+    config: TransformerConfig,
+    targets: np.ndarray,
+    tokens: Inputs,
+) -> Differentiated:
+    """Differentiate with `torch.autograd`; a parameter that nothing came of has a gradient of zeros."""
+    import torch
+
+    with torch.enable_grad():
+        logits = answer_in(with_graph(**tokens))
+        if not logits.requires_grad:
+            return {}, None
+        given = torch.from_numpy(np.asarray(targets)).reshape(-1).to(logits.device)
+        rows = logits.reshape(len(given), -1)
+        loss = torch.nn.functional.cross_entropy(rows, given, ignore_index=ignored(config))
+        parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    places = {name: as_numbers(value) for name, value in module.named_parameters()}
+    return places, {
+        name: np.zeros(tuple(value.shape), np.float32) if gradient is None else as_numbers(gradient)
+        for (name, value), gradient in zip(parameters.items(), found, strict=True)
+    }
+
+
+def in_flax(
+    called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
+) -> Differentiated:
+    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
+
+    Args:
+        called: the forward pass, with a graph, of a module like the given one.
+        module: a `flax.nnx.Module`.
+        config: the model's.
+        targets: token ids, as many as there are logits.
+        tokens: the inputs.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    graph, *states = nnx.split(module, nnx.Param, ...)
+    parameters, rest = states
+    given = jnp.asarray(targets).reshape(-1)
+    counts = given != ignored(config)
+
+    def loss(parameters: Any) -> Any:
+        logits = answer_in(called(nnx.merge(graph, parameters, rest))(**tokens))
+        rows = jax.nn.log_softmax(logits.reshape(len(given), -1).astype(jnp.float32))
+        chosen = jnp.take_along_axis(rows, jnp.where(counts, given, 0)[:, None], axis=1)[:, 0]
+        return -jnp.where(counts, chosen, 0).sum() / counts.sum()
+
+    return _of_state(parameters), _of_state(jax.grad(loss)(parameters))
+
+
+def _of_state(state: Any) -> Arrays:
+    """The arrays of a state by their paths, with points between the parts."""
+    from flax import nnx
+
+    return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
+
+
+ROWS_COMPARED = 16
+"""Rows by which most tensors are told apart."""
+
+NO_GRAPH = "the answer of the model cannot be differentiated, as one that is computed without gradients"
+FROZEN = "the model's parameter needs no gradient"
+UNKNOWN = "no parameter of the model has its name in the folder, or its numbers"
+
+
+def with_gradients(
+    forward: Callable[..., Any],
+    model: Any,
+    folder: Path,
+    config: TransformerConfig,
+    called: Callable[[Any, TransformerConfig], Any],
+) -> Callable[..., Any]:
+    """The forward pass with `loss_and_gradients`, if a module of PyTorch computes it, or it is one of Flax, and has
+    logits. A module like it is `called` as it is."""
+    differentiate = _differentiation(forward, model, config, called)
+    if differentiate is None or config.head != "logits":
+        return forward
+
+    def loss_and_gradients(targets: np.ndarray, **tokens: np.ndarray) -> tuple[None, Arrays, dict[str, str]]:
+        learned = [name for name in parameter_shapes(config) if is_learned(name)]
+        places, gradients = differentiate(config, targets, tokens)
+        if gradients is None:
+            return None, {}, dict.fromkeys(learned, NO_GRAPH)
+        return None, *_by_our_names(open_checkpoint(folder), config, places, gradients, learned)
+
+    forward.loss_and_gradients = loss_and_gradients  # type: ignore[attr-defined]
+    return forward
+
+
+def _differentiation(
+    forward: Any, model: Any, config: TransformerConfig, called: Callable[[Any, TransformerConfig], Any]
+) -> Callable[..., Differentiated] | None:
+    if not hasattr(forward, "with_graph"):
+        return None
+    if is_instance(model, "flax.nnx", "Module"):
+        return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
+    module = call_stranger(module_in, model)
+    # its graph, and not `forward`: a function that holds itself outlives its last use
+    return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
+
+
+def _by_our_names(
+    opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
+) -> tuple[Arrays, dict[str, str]]:
+    """The gradients of the module's parameters, which are at `places`, converted as the tensors of its folder are; and
+    the reasons for which others are not known."""
+    parts = parts_in(opened.family, config, opened.files, learned)
+    tensors = opened.tensors(parts, parts)
+    taken = _by_name(tensors, places)
+    others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
+    used = {name for each in taken.values() for name in each.names}
+    taken |= found_by_rows(others, {name: value for name, value in places.items() if name not in used})
+    known: Arrays = {}
+    unknown = dict.fromkeys(learned, UNKNOWN)
+    for theirs, each in taken.items():
+        is_frozen = not set(each.names) <= set(gradients)
+        for ours, convert in parts[theirs]:
+            if is_frozen:
+                unknown[ours] = FROZEN
+                continue
+            gradient = convert(each.take(gradients))
+            known[ours] = known[ours] + gradient if ours in known else gradient
+    return known, {ours: why for ours, why in unknown.items() if ours not in known}
+
+
+def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
+    """The tensors that are parameters of the module under their own names, with or without a prefix; and beside each
+    any parameter of another name that has the same numbers, for its gradient is a part of that of both."""
+    named: dict[str, str] = {}
+    for theirs, tensor in tensors.items():
+        alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
+        same = [name for name in alike if places[name].shape == tensor.shape]
+        if len(same) == 1 and np.array_equal(places[same[0]][:ROWS_COMPARED], tensor[:ROWS_COMPARED]):
+            named[theirs] = same[0]
+    found = {}
+    for theirs, name in named.items():
+        copies = [other for other in places if other not in named.values() and _is_copy(places[other], places[name])]
+        found[theirs] = Located((name, *copies), functools.partial(_sum_of, (name, *copies)))
+    return found
+
+
+def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two matrices are equal; a few rows tell that most are not."""
+    return (
+        one.ndim == 2
+        and one.shape == other.shape
+        and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
+        and np.array_equal(one, other)
+    )
+
+
+def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+    first, *others = (gradients[name] for name in names)
+    return sum(others, first)

@@ -1,0 +1,170 @@
+"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`.
+
+A folder as a hub keeps it (config.json, model.safetensors) is written for every model that is checked, the loader reads
+it, and the model is called with token ids in the arrays of its own framework. Nothing in the port is adapted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import random
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity_conformance.capabilities.stranger import (
+    PortCallError,
+    PortError,
+    call_stranger,
+)
+from transparity_conformance.checkpoints.editing import Edit, edit_folder
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.report.text import SENTENCE, safe
+from transparity_conformance.running.forward import called, forward_of
+from transparity_conformance.running.gradients import with_gradients
+
+
+class HubBuild:
+    """`build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
+
+    Parameters may be the folder that has them, which is loaded as it is.
+
+    Args:
+        load: reads a folder with config.json and model.safetensors, and returns a model.
+        model_type: the family of the folders that are written.
+        root: the folder that they are written into; each is removed with its model, and `root` by the caller.
+        edit: a change of every folder before it is loaded.
+    """
+
+    def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
+        functools.update_wrapper(self, load)
+        self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
+
+    def edited(self, edit: Edit) -> HubBuild:
+        """The same loader of folders with a change."""
+        return HubBuild(self.load, self.model_type, self.root, edit)
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | str, **options: Any
+    ) -> Callable[..., Any]:
+        if isinstance(parameters, str):
+            return self._loaded_from(Path(parameters), config, options)
+        folder = Path(tempfile.mkdtemp(dir=self.root))
+        try:
+            export_checkpoint(self.model_type, config, parameters, folder)
+        except TransparityError as error:
+            raise PortError(f"No folder can be written for load(folder): {error}") from None
+        forward = self._loaded_from(folder, config, options)
+        weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
+        return forward
+
+    def _loaded_from(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+        try:
+            return self._loaded(folder, config, options)
+        except PortCallError as error:
+            raise PortError(f"load(folder) raised {error}.") from error.__cause__
+
+    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+        if self.edit is None:
+            model = call_stranger(self.load, str(folder), **options)
+            return with_gradients(forward_of(model, config), model, folder, config, called)
+        edit_folder(folder, self.edit)
+        with seeded(self.edit.seed), spoken() as said:
+            forward = forward_of(call_stranger(self.load, str(folder), **options), config)
+        if self.edit.without is not None and (line := said.line_about(self.edit.without)):
+            raise PortError(f"load(folder) says: {line}.")
+        return forward
+
+
+@contextlib.contextmanager
+def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
+    """Yield a `HubBuild` in this process, with a temporary folder that is removed with the context."""
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root:
+        yield HubBuild(load, model_type, root)
+
+
+class Said:
+    """Everything that was said."""
+
+    def __init__(self) -> None:
+        self.written = io.StringIO()
+        self.records: list[logging.LogRecord] = []
+        self.warnings: list[Any] = []
+
+    def line_about(self, name: str) -> str:
+        """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
+        words between the number of its layer and its last two parts, as a loader has that renames what it reads."""
+        texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
+        lines = (line for text in texts for line in text.splitlines())
+        asked = _about(name)
+        return next((safe(line.strip(), SENTENCE).rstrip(".") for line in lines if asked.search(line)), "")
+
+
+def _about(name: str) -> re.Pattern[str]:
+    names = [re.escape(name)]
+    if name.count(".") > 1:
+        names.append(re.escape(name.partition(".")[2]))
+    if found := re.fullmatch(r".*?\.(\d+\.)\w+\.(?:\w+\.)*?(\w+\.\w+)", name):
+        names.append(rf"\.{re.escape(found[1])}(?:\w+\.)*{re.escape(found[2])}\b")
+    return re.compile("|".join(names))
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - a stranger's arguments may not fit its message
+        return str(record.msg)
+
+
+@contextlib.contextmanager
+def spoken() -> Iterator[Said]:
+    """Record what is printed, warned of and logged within the context, in place of showing it."""
+    said, make = Said(), logging.getLogRecordFactory()
+
+    def record(*args: Any, **named: Any) -> logging.LogRecord:
+        said.records.append(made := make(*args, **named))
+        made.levelno = -1  # below the level of every handler, so that none shows it
+        return made
+
+    logging.setLogRecordFactory(record)
+    try:
+        with (
+            contextlib.redirect_stdout(said.written),
+            contextlib.redirect_stderr(said.written),
+            warnings.catch_warnings(record=True, action="always") as said.warnings,
+        ):
+            yield said
+    finally:
+        logging.setLogRecordFactory(make)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the random numbers of Python, NumPy and PyTorch, as far as they are imported, and put them back."""
+    torch = sys.modules.get("torch")
+    legacy: Any = np.random  # a port draws from NumPy's global generator, if from any
+    kept = random.getstate(), legacy.get_state(), None if torch is None else torch.random.get_rng_state()
+    random.seed(seed)
+    legacy.seed(seed)
+    if torch is not None:
+        torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        legacy.set_state(kept[1])
+        if torch is not None:
+            torch.random.set_rng_state(kept[2])

@@ -1,0 +1,216 @@
+"""Inputs of a model as its caller gives them: names, arrays of its framework, the mask, and settings beside tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+
+Array = Callable[[np.ndarray], Any]
+
+NAMES = {
+    "tokens": ("input_ids", "tokens"),
+    "pixels": ("pixel_values", "pixels"),
+    "source": ("input_ids", "input_features"),
+    "target": ("decoder_input_ids",),
+    "attention_mask": ("attention_mask",),
+    "token_types": ("token_type_ids", "token_types"),
+}
+"""The names under which a model may take each input of ours."""
+
+
+def with_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+    """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
+    is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
+    has_tokens = config.input_names[0] in config.token_inputs
+    if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
+        return dict(inputs)
+    is_token = inputs[config.input_names[0]] != config.pad_id
+    return {**inputs, "attention_mask": is_token.astype(np.int64)}
+
+
+def arguments(
+    inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """The inputs for a function with the parameters `names`: token ids by name or in order, the others by name."""
+    called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
+    by_name = all(called[ours] is not None for ours in config.input_names)
+    args = [] if by_name else [inputs[ours] for ours in config.input_names]
+    given = [ours for ours in inputs if by_name or ours not in config.input_names]
+    return args, {name: inputs[ours] for ours in given if (name := called[ours]) is not None}
+
+
+def framework_of(model: Any) -> str:
+    """`torch`, `jax`, `mlx` or `numpy`: the framework whose arrays a model takes.
+
+    A module of PyTorch, nnx, Equinox or MLX tells by itself; of any other callable, what its function holds and then
+    the names of its file tell, the first of torch (transformers), jax (flax, equinox) and mlx. Else it is NumPy.
+    """
+    if is_instance(model, "torch.nn", "Module"):
+        return "torch"
+    if is_instance(model, "flax.nnx", "Module") or is_instance(model, "equinox", "Module"):
+        return "jax"
+    if is_instance(model, "mlx.nn", "Module"):
+        return "mlx"
+    found = (FRAMEWORKS[package] for package in _packages_of(model) if package in FRAMEWORKS)
+    return next(found, "numpy")
+
+
+FRAMEWORKS = {
+    "torch": "torch",
+    "transformers": "torch",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "mlx": "mlx",
+    "mlx_lm": "mlx",
+}
+"""The framework of the arrays that a file with this package uses."""
+
+
+def is_instance(model: Any, package: str, name: str) -> bool:
+    """Return whether `model` is an instance of a framework's class, which is not imported for it."""
+    kind = getattr(sys.modules.get(package), name, None)
+    return isinstance(kind, type) and isinstance(model, kind)
+
+
+def _packages_of(model: Any) -> Iterator[str]:
+    """The packages of what a function (a method, or the class of an object) holds, and of the names of its file."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
+    if not hasattr(function, "__globals__"):
+        function = type(model).__call__
+    cells = getattr(function, "__closure__", None) or ()
+    for value in [cell.cell_contents for cell in cells]:
+        yield from (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
+    for value in getattr(function, "__globals__", {}).values():
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        yield name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
+    """The conversion of token ids, or pixels, for a framework, and the context of a call without gradients."""
+    if framework == "torch":
+        import torch
+
+        weights = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
+        first = next(iter(weights), torch.zeros(1))
+
+        def tensor(value: np.ndarray) -> Any:
+            if value.dtype.kind == "f":
+                return torch.from_numpy(np.array(value)).to(first)
+            return torch.from_numpy(np.array(value, np.int64)).to(first.device)
+
+        return tensor, torch.no_grad
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return lambda value: jnp.asarray(value, None if value.dtype.kind == "f" else jnp.int32), contextlib.nullcontext
+    if framework == "mlx":
+        import mlx.core as mx
+
+        return lambda value: mx.array(
+            np.asarray(value, None if value.dtype.kind == "f" else np.int32)
+        ), contextlib.nullcontext
+    return np.array, contextlib.nullcontext
+
+
+SETTINGS: dict[str, Any] = {
+    "train": False,
+    "training": False,
+    "is_training": False,
+    "deterministic": True,
+    "inference": True,
+    "start_pos": 0,
+}
+"""Arguments without a default that say that nothing is trained, or that no tokens came before."""
+
+TARGETS = "targets"
+"""The argument of nanoGPT and its like, which without it return the logits of the last position alone."""
+
+
+def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
+    """The arguments of a forward pass that have no default and are no tokens, with their values."""
+    parameters = {} if takes is None else dict(takes.parameters)
+    needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
+    return {name: SETTINGS[name] for name in needed if name in SETTINGS}
+
+
+def completed(
+    model: Callable[..., Any],
+    takes: inspect.Signature | None,
+    array: Callable[[np.ndarray], Any],
+    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """The forward pass with its settings and, if it returns the last position alone without targets, with these.
+
+    Args:
+        model: the forward pass, of which the first argument is token ids.
+        takes: its signature.
+        array: turns token ids into an array of its framework.
+        without_gradients: the context of a call.
+    """
+    settings = settings_of(takes)
+
+    def plain(*args: Any, **named: Any) -> Any:
+        return model(*args, **named, **settings)
+
+    def with_targets(*args: Any, **named: Any) -> Any:
+        return plain(*args, **named, **{TARGETS: (*args, *named.values())[0]})
+
+    if takes is None or TARGETS not in takes.parameters:
+        return plain
+    try:
+        with without_gradients():
+            answer = call_stranger(plain, array(np.zeros((1, 2), np.int64)))
+    except PortCallError:  # the first call of the checker will raise it, too
+        return plain
+    logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)
+    return with_targets if tuple(getattr(logits, "shape", ()))[:2] == (1, 1) else plain
+
+
+def takes_of(model: Any) -> inspect.Signature | None:
+    """The signature of a model's forward pass; None if it has none."""
+    return signature_of(model.forward if is_instance(model, "torch.nn", "Module") else model)
+
+
+def input_names(takes: inspect.Signature | None) -> dict[str, str]:
+    """The model's own name of each input of ours.
+
+    Raises `PortError` if it takes neither token ids alone nor those of a source and a target.
+    """
+    parameters = {} if takes is None else dict(takes.parameters)
+    named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
+    further = {ours: named[ours] for ours in ("attention_mask", "token_types") if ours in named}
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    given = {*further.values(), *settings_of(takes), "self"}
+    plain = [name for name, each in parameters.items() if name not in given and each.kind not in several]
+    required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
+    if "pixels" in named and "input_ids" in parameters:
+        raise PortError(
+            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected one of them: give "
+            "each tower by itself, as `lambda: model.vision_model` and `lambda: model.text_model`."
+        )
+    if "pixels" in named:
+        return {"pixels": named["pixels"]}
+    if "target" in named:
+        return {"source": plain[0], "target": named["target"]} | further
+    if len(required) > 2 or not plain:
+        raise PortError(
+            f"The forward pass takes ({', '.join(parameters)}); expected token ids alone, or those of a source and a "
+            "target: return a function that takes these, lambda source, target: model(…)."
+        )
+    if len(required) == 2:
+        return {"source": required[0], "target": required[1]} | further
+    return {"tokens": plain[0]} | further

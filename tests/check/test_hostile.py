@@ -1,0 +1,214 @@
+"""Ports that fail, files that are none, and arguments that do not fit: one sentence and exit code 2, and no verdict."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from transparity.presets import preset
+from transparity_conformance.cli import app
+
+RIGHT = """
+import os, signal, sys, time
+import numpy as np
+from transparity_numpy.port import build as right
+
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    def port(**tokens):
+        return forward(**tokens)
+    return port
+
+number = 5
+"""
+
+REFERENCE = "transparity_numpy.port:build"
+LLAMA = f"{Path(__file__).parent / 'hand_written_llama.py'}:"
+
+
+def invoke(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result: Result) -> str:
+    """The single sentence with which the command refused its arguments."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
+    assert all(line.startswith("Checking ") for line in result.stdout.splitlines()[:1])
+    assert "DIVERGES" not in result.stdout and "AGREES" not in result.stdout
+    return result.stderr.strip()
+
+
+def checked(folder: Path, source: str, *options: str) -> Result:
+    """Check a port whose file begins as a right one and goes on with `source`."""
+    (folder / "port.py").write_text(RIGHT + source)
+    return invoke("check", f"{folder / 'port.py'}:build", "--preset", "notes-lm", "--logits-only", *options)
+
+
+def calling(does: str) -> str:
+    """A port that does something in its forward pass."""
+    return f"\ndef build(config, parameters):\n    def port(**tokens):\n        {does}\n    return port\n"
+
+
+FAILING = (
+    (calling("os._exit(0)"), "The port's process ended with the exit code 0 at forward"),
+    (calling("os.kill(os.getpid(), signal.SIGSEGV)"), "The port's process was killed by SIGSEGV at forward"),
+    (calling("sys.exit(0)"), "raised SystemExit: 0"),
+    (calling("raise KeyboardInterrupt"), "raised KeyboardInterrupt"),
+    (calling("raise type('PanicException', (BaseException,), {})('a panic')"), "raised PanicException: a panic"),
+    (calling("if os.fork() == 0: time.sleep(60)\n        os._exit(4)"), "ended with the exit code 4 at forward"),
+    (calling("return np.broadcast_to(np.float32(0), (10**6, 10**6))"), "its arrays have 4,000,000,000,000 bytes"),
+    (calling("raise RuntimeError('no tokens')"), "forward(tokens=…) raised RuntimeError: no tokens (port.py, line 16)"),
+    ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
+    ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
+    (
+        "def build(config, parameters): raise RuntimeError('no weights\\nfor you.')",
+        "build(config, parameters) raised RuntimeError: no weights for you",
+    ),
+    ("class Panic(BaseException): pass\nraise Panic", "cannot be imported: Panic"),
+    ("os._exit(0)", "The port's process ended with the exit code 0 at loading the port"),
+    ("sys.exit(1)", "cannot be imported: SystemExit"),
+    ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' "),
+    ("x = 1\n1 / 0\n", "cannot be imported: ZeroDivisionError: division by zero (port.py, line 14)."),
+    ("def build(:\n", "cannot be imported: SyntaxError: invalid syntax (line 13)."),
+    ("\0", "cannot be imported: "),
+)
+"""The end of the file of a port, and what is said of it."""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("source", "says"), FAILING)
+def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: str) -> None:
+    assert says in refused(checked(tmp_path, source))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{}:nothing"], "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
+        (["{}:number"], "'number' of {} is 5; expected a function number(config, parameters)."),
+        (["{}"], "The port is '{}'; expected path/to/file.py:build or package.module:build."),
+        (["{}:"], "The port is '{}:'; expected"),
+        (["{}x.py:build"], "There is no file {}x.py; expected a Python file"),
+        (["no.such:build"], "There is no module 'no.such' in this folder, and none is installed."),
+        (["json.no:build"], "There is no module 'json.no' in this folder, and none is installed."),
+        (["..:build"], ".. cannot be imported: "),
+        ([], "check takes either a PORT or --command; give one of the two."),
+        ([REFERENCE, "--command", "true"], "check takes either a PORT or --command; give one of the two."),
+        ([REFERENCE, "--preset", "gpt"], "There is no preset 'gpt'"),
+        ([REFERENCE, "--preset", "my.json"], "my.json is no preset; give a configuration by --config."),
+        ([REFERENCE, "--config", "no.json"], "There is no file no.json."),
+        ([REFERENCE, "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json cannot be written"),
+        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length was given for models of probe size"),
+        (["--command", "true", "--config", "c.json", "--length", "4096"], "--length is for a PORT"),
+        (["--command", "true", "--audit"], "--audit builds a PORT many times"),
+        (["--command", "true", "--adapter", "a"], "--adapter is for a PORT that makes a model; a --command reads"),
+        ([REFERENCE, "--by-layer"], "--by-layer and --layers write each layer"),
+        ([REFERENCE, "--head", "pooled"], "--head is for --checkpoint"),
+        ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint goes with a PORT alone"),
+        ([REFERENCE, "--loss"], "--loss asks for more in a bundle, for --command"),
+        (["model.onnx", "--ranks", "2"], "--ranks is for a PORT that makes a model, or a --command; model.onnx is an"),
+        ([LLAMA + "load"], f"{LLAMA}load takes one argument, as a loader, load(folder), does: add --family NAME or"),
+        ([LLAMA + "load", "--family", "gpt7"], "There is no family 'gpt7'; expected one of bart, bert"),
+        ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT alone"),
+        ([LLAMA + "build", "--family", "llama"], "--family was given"),
+        (
+            [LLAMA + "neither", "--family", "llama"],
+            f"{LLAMA}neither takes 3 arguments; expected load(folder), with one, or",
+        ),
+        ([LLAMA + "load_nothing", "--family", "llama"], "load(folder) returned None; expected a model, or a function"),
+        ([LLAMA + "load_what_is_not_there", "--family", "llama"], "load(folder) raised FileNotFoundError"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(
+    tmp_path: Path, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("port.py").write_text(RIGHT)
+    named = [argument.format("port.py") for argument in arguments]
+    assert refused(invoke("check", *named)).startswith(says.format("port.py"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
+        (("describe", "/"), "/ is no preset; expected the name of one, or a configuration in a file that ends in"),
+        (("describe", "gpt"), "There is no preset 'gpt'"),
+        (("describe", "no.json"), "There is no file no.json."),
+        (("compare", "no-bundle", "no-file"), "There is no"),
+        (("export", "gpt", "folder"), "There is no preset 'gpt'"),
+    ],
+)
+def test_names_of_what_is_not_there_are_one_sentence(arguments: tuple[str, ...], says: str) -> None:
+    assert refused(invoke(*arguments)).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check", REFERENCE, "--dtype", "int8"], ["no-such-command"], ["export"], ["check", "--no-such"]]
+)
+def test_bad_usage_exits_with_2(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 2
+
+
+def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
+    assert "a hub's config.json is imported with its checkpoint" in message
+    (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
+    assert "imported already; check it by --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
+
+
+def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
+    source = calling("import subprocess; subprocess.Popen(['sleep', '777']); time.sleep(777)")
+    begin = time.monotonic()
+    said = refused(checked(tmp_path, source, "--timeout", "1.5"))
+    assert "The port gave no answer to forward within 1.5 s and was stopped" in said
+    assert time.monotonic() - begin < 30
+
+
+def test_a_port_that_dies_late_ends_the_check_with_what_was_known(tmp_path: Path) -> None:
+    source = """
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    def port(**tokens):
+        return forward(**tokens)["logits"]
+    port.step = lambda *args, **named: os._exit(0)
+    return port
+"""
+    assert refused(checked(tmp_path, source)) == (
+        "The port's process ended with the exit code 0 at step; expected an answer. "
+        "By then its forward pass was compared: it agrees."
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
+        (
+            "print('DIVERGES')\nimport warnings; warnings.simplefilter('error')\n"
+            "np.seterr(divide='raise', invalid='raise'); os.environ.clear(); os.chdir('/')"
+        ),
+    ],
+)
+def test_changes_of_its_own_process_do_not_reach_the_verdict(tmp_path: Path, source: str) -> None:
+    ended = checked(tmp_path, source)
+    assert (ended.exit_code, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
+    assert "AGREES" in ended.stdout
+    assert "DIVERGES" not in ended.stdout
+
+
+def test_a_wrong_port_that_patches_numpy_still_diverges(tmp_path: Path) -> None:
+    source = """
+np.abs = np.max = lambda *args, **named: np.float64(0)
+def build(config, parameters):
+    forward = right(config, parameters, dtype="float32")
+    return lambda **tokens: 1.01 * forward(**tokens)["logits"]
+"""
+    assert checked(tmp_path, source, "--budget", "0").exit_code == 1

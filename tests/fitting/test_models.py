@@ -1,0 +1,370 @@
+"""`transparity fit`, a row a model: what is found of it as it stands, or the one sentence that refuses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.fitting import forms, small_gpt, small_recurrent, small_vision
+from tests.fitting.forms import GPT, linen
+
+from meta.adapting import arrays
+from meta.fitting.drawn import module
+from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.identify.fitting.fit import fit
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.templates import templates
+
+with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+    warnings.simplefilter("ignore")
+    import transformers as hub
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `fit` finds of the model that `make` returns."""
+
+    make: Callable[[], Any]
+    fields: Mapping[str, Any]
+    template: str | None = None
+    differs: tuple[str, ...] | None = None
+    """The fields in which the model may differ from the template; None: any."""
+    is_confirmed: bool = True
+    is_whole: bool = False
+    """Whether every parameter is used."""
+    untold: Mapping[str, str] = field(default_factory=dict)
+    """How the reasons of fields that nothing tells begin."""
+    told: tuple[str, ...] = ()
+    """Fields that are not among these."""
+    remarks: tuple[str, ...] = ()
+
+
+def like(config: TransformerConfig, *besides: str) -> dict[str, Any]:
+    """All fields of a configuration but some."""
+    names = [each.name for each in dataclasses.fields(config) if each.name not in besides]
+    return {name: getattr(config, name) for name in names}
+
+
+def drawn(expected: Mapping[str, Any] | None = None, /, **changes: Any) -> Found:
+    """A model of a GPT with changed fields, which are found."""
+    config = dataclasses.replace(GPT, **changes)
+    return Found(lambda: module(config), changes if expected is None else expected)
+
+
+def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
+
+
+ARRAYS = dataclasses.replace(GPT, pad_id=None, norm_eps=1e-5)
+SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
+SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2}
+LLAMA = SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}
+MOE = SIZES | {"num_attention_heads": 3, "max_position_embeddings": 64, "eos_token_id": 1, "intermediate_size": 20}
+IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+TEXTS = IMAGES | {"vocab_size": 37, "max_position_embeddings": 29, "bos_token_id": 1, "projection_dim": 7}
+IMAGES |= {"image_size": 6, "patch_size": 2}
+OF_HUB = ("padding", "attention_multiplier", "attention_softcap", "final_softcap")
+EXPERTS = ("num_experts", "experts_per_token", "router_normalized", "feed_forward_dim", "gated", "activation")
+RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
+PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
+WHISPER = {"mel_bins": 5, "num_frames": 14, "max_length": 11, "positions": "learned", "encoder_positions": "sinusoidal"}
+WHISPER |= {"sinusoidal_timescales": "inclusive"}
+
+
+def mixtral(**fields: Any) -> Any:
+    more = {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 3, "sliding_window": None}
+    return hub.MixtralForCausalLM(hub.MixtralConfig(**MOE, **more, **fields))
+
+
+def qwen3_moe(**fields: Any) -> Any:
+    sizes: dict[str, Any] = MOE | {"intermediate_size": 28, "moe_intermediate_size": 20, "num_experts": 6}
+    sizes |= {"head_dim": 10, "num_experts_per_tok": 3, "num_key_value_heads": 1}
+    return hub.Qwen3MoeForCausalLM(hub.Qwen3MoeConfig(**sizes, **fields))
+
+
+def qwen3_next(**fields: Any) -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 3, "intermediate_size": 44}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "partial_rotary_factor": 0.4}
+    sizes |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 5}
+    sizes |= {"linear_value_head_dim": 7, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    sizes |= {"full_attention_interval": 2, "layer_types": None, "shared_expert_intermediate_size": 28}
+    return hub.Qwen3NextForCausalLM(hub.Qwen3NextConfig(**sizes | fields))
+
+
+def mamba2() -> Any:
+    sizes: dict[str, Any] = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "num_heads": 4}
+    more: dict[str, Any] = {"head_dim": 12, "state_size": 5, "n_groups": 2, "time_step_limit": [0.4, 0.9]}
+    return hub.Mamba2ForCausalLM(hub.Mamba2Config(**sizes, **more, chunk_size=8))
+
+
+def t5() -> Any:
+    config = hub.T5Config(vocab_size=53, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3)
+    return hub.T5ForConditionalGeneration(config)
+
+
+def gemma2() -> Any:
+    more = {"head_dim": 8, "sliding_window": 5, "attn_implementation": "eager", "layer_types": None}
+    return hub.Gemma2ForCausalLM(hub.Gemma2Config(**LLAMA, **more))
+
+
+def pooled_clip(end: int) -> Any:
+    return hub.CLIPTextModelWithProjection(hub.CLIPTextConfig(**TEXTS, eos_token_id=end))
+
+
+def classes_of_gpt2() -> Any:
+    sizes = {"vocab_size": 37, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40, "num_labels": 5}
+    model = hub.GPT2ForSequenceClassification(hub.GPT2Config(**sizes, pad_token_id=3))
+    return lambda ids: model(ids).logits
+
+
+def whisper() -> Any:
+    sizes: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+    sizes |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "vocab_size": 37, "d_model": 24}
+    sizes |= {"num_mel_bins": 5, "max_source_positions": 7, "max_target_positions": 11, "decoder_start_token_id": 35}
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 36)
+    return hub.WhisperForConditionalGeneration(hub.WhisperConfig(**sizes, **tokens))
+
+
+def of_maps(*, bias: bool) -> Found:
+    config = dataclasses.replace(example_config("mamba2"), recurrent_bias=bias, convolution_bias=not bias)
+    names = ("recurrent_bias", "convolution_bias", *RECURRENT)
+    return Found(lambda: module(config), {name: getattr(config, name) for name in names}, is_whole=True)
+
+
+ROTARY: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0}
+SCALED: dict[str, Any] = ROTARY | {"rotary_dim": 8, "embed_dim": 36}
+
+MODELS: dict[str, Found] = {
+    "chunks and a bias": drawn(sliding_window=5, window_kind="chunks", relative_bias=True, positions="learned"),
+    "a factor before the head": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=True),
+    "a factor without a norm": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=False),
+    "no configuration": Found(small_gpt.of_two_kinds, {"activation": "relu"}, is_confirmed=False),
+    "llama3's scaling": drawn(**SCALED, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64),
+    "linear scaling": drawn(**SCALED, rotary_scaling="linear", rotary_factor=2.0),
+    "a function over a module": Found(forms.function, like(ARRAYS)),
+    "a closure": Found(forms.Closed, like(ARRAYS)),
+    "the last position": Found(forms.Last, like(ARRAYS)),
+    "a place in the sequence": Found(forms.Cached, like(ARRAYS)),
+    "keys before queries": Found(forms.keys_first, like(dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")),
+    "frozen maps": Found(forms.frozen, like(ARRAYS)),
+    "half precision": Found(lambda: small_gpt.GPT().bfloat16(), like(ARRAYS)),
+    "norms of several eps": Found(
+        forms.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has the eps 0.001, not 1e-05",)
+    ),
+    "padding in rows": Found(
+        forms.PaddedRows,
+        {"pad_id": 5, "target_mask": "causal-and-padding"},
+        is_confirmed=False,
+        remarks=("The decoder masks the token 5 as a query, not as a key: rows of scores instead of columns",),
+    ),
+    "Mixtral": Found(mixtral, rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True),
+    "Mixtral, eager": Found(
+        lambda: mixtral(experts_implementation="eager"), rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True
+    ),
+    "Qwen3-MoE": Found(qwen3_moe, rows(EXPERTS, (6, 3, False, 20, True, "silu")), is_whole=True),
+    "Qwen3-MoE, normalized": Found(
+        lambda: qwen3_moe(norm_topk_prob=True), rows(EXPERTS, (6, 3, True, 20, True, "silu")), is_whole=True
+    ),
+    "OLMoE": Found(
+        lambda: hub.OlmoeForCausalLM(hub.OlmoeConfig(**MOE, num_experts=5, num_experts_per_tok=3)),
+        rows(EXPERTS, (5, 3, False, 20, True, "silu")),
+        is_whole=True,
+    ),
+    "GPT-2": Found(
+        lambda: hub.GPT2LMHeadModel(hub.GPT2Config(vocab_size=53, n_embd=24, n_layer=2, n_head=3)),
+        {},
+        differs=OF_HUB,
+        is_whole=True,
+    ),
+    "Llama": Found(lambda: hub.LlamaForCausalLM(hub.LlamaConfig(**LLAMA)), {}, differs=OF_HUB, is_whole=True),
+    "T5": Found(t5, {}, differs=OF_HUB, is_whole=True),
+    "Gemma 2": Found(gemma2, {}, differs=OF_HUB, is_whole=True),
+    "Mamba-2": Found(
+        small_recurrent.MambaLM,
+        rows(("mixer", "feed_forward_dim", *RECURRENT, "convolution_bias"), ("state-space", 0, 4, 1, 5, 12, 3, True)),
+        is_whole=True,
+        untold={"time_step_most": "no time step is so long that a bound shows"},
+    ),
+    "a plain ViT": Found(
+        small_vision.PlainViT,
+        rows((*PATCHES, "head", "num_classes"), (2, 3, False, 16, "mean", "classes", 5)),
+        is_whole=True,
+    ),
+    "a ViT of timm": Found(
+        small_vision.TimmViT, rows((*PATCHES, "pooler"), (2, 1, True, 10, "first", "none")), is_whole=True
+    ),
+    "ViT": Found(lambda: hub.ViTModel(hub.ViTConfig(**IMAGES)), {}, template="vit", differs=(), is_whole=True),
+    "CLIP, images": Found(
+        lambda: hub.CLIPVisionModelWithProjection(hub.CLIPVisionConfig(**IMAGES, projection_dim=7)),
+        {},
+        template="clip_vision_model",
+        differs=("head",),
+        is_whole=True,
+    ),
+    "CLIP, texts": Found(
+        lambda: hub.CLIPTextModel(hub.CLIPTextConfig(**TEXTS, eos_token_id=36)),
+        {},
+        template="clip_text_model",
+        differs=("padding", "head_bias"),
+        is_whole=True,
+    ),
+    "any number of patches": Found(
+        small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "any number of patches is taken"}
+    ),
+}
+
+LONG: dict[str, Found] = {
+    "many departures": drawn(
+        norm="rms",
+        norm_eps=1e-6,
+        norm_position="both",
+        **ROTARY,
+        rope_layout="halves",
+        attention_multiplier=0.7,
+        attention_softcap=1.5,
+        activation="silu",
+        gated=True,
+        sliding_window=5,
+        layer_types=("sliding_attention", "full_attention"),
+        layer_overrides={"full_attention": {"sliding_window": None}},
+        mask_value=-1e9,
+        mask_order="before-scale",
+    ),
+    "multipliers": drawn(positions="rotary", embedding_multiplier=3.0, residual_multiplier=0.4, head_multiplier=0.25),
+    "another scale": dataclasses.replace(
+        drawn(num_heads=4, attention_scale="embed_dim"),
+        untold={"attention_scale": "head_dim with the multiplier 0.5 computes the same"},
+    ),
+    "a long context": dataclasses.replace(
+        drawn({}, positions="rotary", max_length=77),
+        untold={"max_length": "", "pad_id": "", "sliding_window": ""},
+        told=("rope_theta",),
+    ),
+    "heads of four features": dataclasses.replace(drawn({}, **ROTARY, embed_dim=12), untold={"rotary_scaling": ""}),
+    "heads of eight features": dataclasses.replace(drawn({}, **ROTARY), told=("rotary_scaling",)),
+    **{
+        name: Found(functools.partial(module, templates()[name].resized(**SMALL)), {}, differs=())
+        for name in ("vanilla", "t5", "bert", "translation", "pre-norm")
+    },
+    "heads and rows in NumPy": Found(functools.partial(arrays.pico, GPT), like(ARRAYS, "mask_value", "mask_order")),
+    "flax.nnx": Found(functools.partial(arrays.flax, GPT), like(ARRAYS, "mask_value", "mask_order")),
+    "flax.linen": Found(linen, like(ARRAYS, "mask_value", "mask_order")),
+    "the longest input": Found(forms.Short, {"max_length": 37}),
+    "experts by themselves": Found(lambda: module(example_config("mixtral")), {}, template="mixtral", differs=()),
+    "nn.Transformer": Found(
+        forms.Translation,
+        {"architecture": "encoder-decoder", "num_heads": 3, "activation": "gelu"}
+        | {"norm_position": "post", "final_norm": True, "pad_id": 1},
+    ),
+    "bounds of time steps": Found(
+        functools.partial(small_recurrent.MambaLM, groups=2, limits=(0.3, 0.8)),
+        {"time_step_least": 0.3, "time_step_most": 0.8, "recurrent_key_heads": 2},
+        is_whole=True,
+    ),
+    "gated delta networks": Found(
+        small_recurrent.Hybrid,
+        {"mixer": "attention", "layer_types": ("linear_attention", "linear_attention", "full_attention")}
+        | rows((*RECURRENT, "convolution_bias", "gated"), (4, 2, 5, 7, 4, False, True)),
+        is_whole=True,
+    ),
+    "maps by themselves": of_maps(bias=False),
+    "maps with biases": of_maps(bias=True),
+    "Mamba-2 of transformers": Found(
+        mamba2, {"time_step_least": 0.4, "time_step_most": 0.9}, "mamba2", differs=("padding",), is_whole=True
+    ),
+    "Qwen3-Next, dense": Found(
+        lambda: qwen3_next(mlp_only_layers=[0, 1, 2]),
+        {"attention_gate": True, "query_key_norm": True, "rotary_dim": 4}
+        | {"layer_types": ("linear_attention", "full_attention")}
+        | rows(RECURRENT, (4, 2, 5, 7, 4)),
+        is_whole=True,
+    ),
+    "the end token is pooled": Found(
+        lambda: pooled_clip(36),
+        {"head": "classes", "pooling": "eos", "num_classes": 7, "head_bias": False, "eos_id": 36},
+        is_whole=True,
+    ),
+    "the largest token is pooled": Found(
+        lambda: pooled_clip(2),
+        {"head": "classes", "pooling": "largest", "num_classes": 7, "head_bias": False, "eos_id": None},
+        is_whole=True,
+    ),
+    "the last token is pooled": Found(
+        classes_of_gpt2, {"head": "classes", "pooling": "last", "pad_id": 3, "num_classes": 5}, is_whole=True
+    ),
+    "Whisper": Found(small_vision.Whisper, WHISPER | {"key_bias": False, "tied_head": True}, is_whole=True),
+    "Whisper of transformers": Found(whisper, WHISPER, "whisper", differs=("pad_id",)),
+}
+
+EVERY = [
+    *(pytest.param(row, id=name) for name, row in MODELS.items()),
+    *(pytest.param(row, id=name, marks=pytest.mark.long) for name, row in LONG.items()),
+]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("row", EVERY)
+def test_a_model_is_found_as_it_stands(row: Found) -> None:
+    made = fit(row.make)
+    assert made.is_confirmed == row.is_confirmed
+    assert {name: getattr(made.config, name) for name in row.fields} == row.fields
+    assert row.template in (None, made.template)
+    assert row.differs is None or set(made.differences) <= set(row.differs)
+    assert not row.is_whole or made.unused == ()
+    assert all(made.untold.get(name, "?").startswith(reason) for name, reason in row.untold.items()), made.untold
+    assert not set(row.told) & set(made.untold)
+    assert not row.remarks or made.remarks == row.remarks
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "broken": (forms.Broken(), FitError, r"The module raised RuntimeError: no .*tokens \(3, 31\)"),
+    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*return a function"),
+    "half": (forms.Half, PortError, "make it with dtype float32"),
+    "some experts": (
+        lambda: qwen3_moe(mlp_only_layers=[0]),
+        FitError,
+        "Layers differ in their experts, or some have none",
+    ),
+    "two towers": (forms.Pair(), PortError, r"takes images \(pixel_values\) and token ids .* each tower by itself"),
+    "another activation": (
+        small_vision.ReluWhisper,
+        FitError,
+        "go through no two convolutions over time of width 3, each with a bias and GELU",
+    ),
+    "no patches": (forms.Pixels(), FitError, "none of its parameters is a map of square patches"),
+    "normalised patches": (
+        small_vision.NormedViT,
+        FitError,
+        "The sublayers of the encoder are connected by no residuals and norms of ours",
+    ),
+}
+
+REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
+    "scaled positions": (forms.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
+    "no correction": (
+        small_recurrent.uncorrected,
+        FitError,
+        r"neither a gated delta network .* nor Mamba-2: no such rule",
+    ),
+    "a router": (qwen3_next, FitError, r"gate\.weight is a router of 5 experts, which are not understood"),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        *(pytest.param(*row, id=name) for name, row in REFUSED.items()),
+        *(pytest.param(*row, id=name, marks=pytest.mark.long) for name, row in REFUSED_LATE.items()),
+    ],
+)
+def test_what_no_configuration_says_is_refused(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        fit(make)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from meta.pool.bug import View
 from meta.pool.judge import is_named, is_placed, place_of, says
-from meta.pool.port import View, pool
+from meta.pool.port import pool
 from meta.pool.trials import Trial
 
 Answer = dict[str, Any]

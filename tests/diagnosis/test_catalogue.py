@@ -67,7 +67,6 @@ def test_an_exchange_is_made_at_both_sides(case: str) -> None:
 
 
 def test_every_fault_is_simulated() -> None:
-    """In each configuration that may have it, by a row whose line runs there."""
     for case, config in ({case: preset(case).resized() for case in PRESETS} | MODELS).items():
         sites = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3))
         known = {fault.id for site in sites for fault in catalogue.faults_at(config, site)}

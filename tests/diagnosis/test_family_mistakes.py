@@ -13,8 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from meta.pool.bug import View
 from meta.pool.judge import says
-from meta.pool.port import View, pool, probes_called
+from meta.pool.port import pool, probes_called
 from meta.pool.trials import Trial, failures, kind_of, shares
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset

@@ -12,7 +12,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+View = Literal["taps", "logits", "operations"]
+"""What the checker sees of a port: the taps that it returns; its logits; its logits and its operations."""
 
 META = Path(__file__).parents[1]
 

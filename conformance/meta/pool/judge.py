@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, View
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
 
@@ -280,7 +280,7 @@ class Measure:
 
     title: str
     kind: str
-    view: str
+    view: View | Literal[""]
     right: Right
     target: float
 

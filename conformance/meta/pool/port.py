@@ -11,20 +11,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from meta.pool.bug import META, Bug, read_folder, text_of
+from meta.pool.bug import META, Bug, View, read_folder, text_of
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.oracle.undetermined import judged as where_no_convention_decides
 from transparity_conformance.report.comparison import difference
-
-View = Literal["taps", "logits", "operations"]
-"""What the checker sees of a port: the taps that it returns; its logits; its logits and its operations."""
 
 VIEWS: tuple[View, ...] = get_args(View)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meta.pool.bug import Bug, PoolError, lines_with
+from meta.pool.bug import Bug, PoolError, View, lines_with
 from meta.pool.judge import (
     MEASURES,
     Answer,
@@ -27,7 +27,7 @@ from meta.pool.judge import (
     says,
     shares_of_drafts,
 )
-from meta.pool.port import CASES, VIEWS, View, all_act, changed, modules_with, pool, port_with
+from meta.pool.port import CASES, VIEWS, all_act, changed, modules_with, pool, port_with
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import tap_shapes

@@ -2,9 +2,11 @@
 
 | session | option | runs |
 |---|---|---|
-| `nox -s quick` | `--quick` | the first case of each test that takes at most `QUICK` seconds |
-| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; none of a test marked `long` |
+| `nox -s quick` | `--quick` | the first case of each test of which a case takes at most `QUICK` seconds |
+| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` test |
 | `nox -s nightly` | `--every-case` | everything |
+
+A test is long if it is marked so, or if a case of it takes more than `LONGEST` seconds and its file has a shorter test.
 
 `tests/durations.json` has the seconds of one case of each test, as `--record-durations` measured them. A test that is
 not in it takes none. `pytest FILE::TEST` runs all cases of the test.
@@ -26,8 +28,8 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 DURATIONS = Path(__file__).parent / "tests/durations.json"
 
-QUICK, MOST = 0.3, 4.0
-"""Seconds of a processor: of one case of a test in `nox -s quick`, and of all cases of a test in `nox -s tests`."""
+QUICK, MOST, LONGEST = 0.5, 1.0, 4.0
+"""Seconds of a processor: of one case of a test in `nox -s quick`, and of all cases and of one in `nox -s tests`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -99,8 +101,8 @@ LONG_CLAIMS = (
 without compilation; and claims of which a shorter one says most: of families in float32, of chunks, of gradients and
 decoding over ranks. They are long,"""
 
-SHORT_CLAIMS = ("decoding.single_row-",)
-"""but these, which are run as small cases of the others."""
+ALWAYS = "decoding.single_row-flax-float32-eager"
+"""but this, the only one about JAX without compilation."""
 
 MANY = 8
 """The number of processes that the subjects keep busy."""
@@ -138,21 +140,36 @@ def _of_session(
 ) -> Iterator[pytest.Item]:
     """The tests of `nox -s tests`, or of `nox -s quick`."""
     cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    shortest: defaultdict[str, float] = defaultdict(lambda: math.inf)
     for item in items:
         if not _is_long(item):
             cases[name_of(item.nodeid)].append(item)
-    for every in cases.values():
+            file = name_of(item.nodeid)[0]
+            shortest[file] = min(shortest[file], seconds[item])
+    for (file, _), every in cases.items():
         each = seconds[every[0]]
         if quick:
             yield from every[: each <= QUICK]
-        else:
+        elif each <= max(LONGEST, shortest[file]) or _is_quick_claim(every[0]):
             yield from every[:: math.ceil(len(every) / max(1.0, MOST // each)) if each else 1]
 
 
+def _is_quick_claim(item: pytest.Item) -> bool:
+    """Return whether `nox -s conformance` makes the claim, however long it takes."""
+    return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
+
+
 def _is_long(item: pytest.Item) -> bool:
-    is_long_claim = any(part in item.nodeid for part in LONG_CLAIMS)
-    is_short_claim = any(part in item.nodeid for part in SHORT_CLAIMS)
-    return (is_long_claim and not is_short_claim) or item.get_closest_marker("long") is not None
+    is_long_claim = any(part in item.nodeid for part in LONG_CLAIMS) and ALWAYS not in item.nodeid
+    return is_long_claim or item.get_closest_marker("long") is not None
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str:
+    """Tell how long the tests take, as far as they were measured."""
+    known = measured()
+    names = [name_of(item.nodeid) for item in items]
+    taken = sum(known.get(file, {}).get(name, 0.0) for file, name in names)
+    return f"{len(items)} tests, which take about {taken:,.0f} s of a processor"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -6,18 +6,22 @@ tests.
 
 from __future__ import annotations
 
-import ast
+import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transparity_conformance.checkpoints.fields import ACTIVATIONS, ONLY, Family
-from transparity_conformance.checkpoints.importing import FILES, family_called
+from transparity_conformance.checkpoints.codecs import ONLY, Family
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.reading import as_json
+from transparity_conformance.checkpoints.values import ACTIVATIONS
 
 PAGE = Path(__file__).with_name("family-fields.md")
-TESTS = Path(__file__).parents[1] / "tests" / "families" / "test_families.py"
+OVERVIEW = Path(__file__).with_name("families.md")
+CASES = Path(__file__).parents[1] / "tests" / "families" / "cases.toml"
 
 INTRODUCTION = """# Families, field by field
 
@@ -34,14 +38,10 @@ listed is reported when a folder is imported: as one that no forward pass depend
 def compared() -> dict[str, dict[str, str]]:
     """The names of the cases in the tests of the families, each with its class of transformers, by family."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for node in ast.parse(TESTS.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CASES":
-            assert isinstance(node.value, ast.Dict)
-            for key, case in zip(node.value.keys, node.value.values, strict=True):
-                assert isinstance(key, ast.Constant) and isinstance(case, ast.Call)
-                family, _, variant = str(key.value).partition(", ")
-                found[family][variant or "usual"] = ast.literal_eval(case.args[0])
-    return dict(found)
+    for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
+        family, _, variant = name.partition(", ")
+        found[family][variant or "usual"] = case["model"]
+    return found
 
 
 def page() -> str:
@@ -49,7 +49,7 @@ def page() -> str:
     cases = compared()
     of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
     parts = [INTRODUCTION, "## Every family", _bullets([f"Refused but for {'; '.join(of_all)}"]), _activations()]
-    for model_type in sorted(FILES):
+    for model_type in sorted(FAMILIES):
         family = family_called(model_type)
         parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -62,8 +62,9 @@ NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
 def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
     classes = ", ".join(f"`{name}`" for name in dict.fromkeys(cases.values()))
     yield f"Compared with {classes}, in the configurations: {'; '.join(cases)}"
-    yield f"Read as they are: {', '.join(f'`{theirs}` (`{ours}`)' for theirs, ours in family.fields.items())}"
-    yield f"Converted: {', '.join(f'`{name}`' for name in family.reads)}"
+    unchanged = [f"`{row.name}` ({', '.join(f'`{name}`' for name in row.ours)})" for row in family.rows if row.ours]
+    yield f"Read as they are: {', '.join(unchanged)}"
+    yield f"Converted: {', '.join(f'`{name}`' for row in family.rows if not row.ours for name in row.reads)}"
     always = [f"`{name}` {as_json(value)}" for name, value in family.always.items()]
     yield f"Always: {', '.join(always)}"
     if family.only:
@@ -83,5 +84,13 @@ def _bullets(lines: Any) -> str:
     return "\n".join(f"- {line}." for line in lines)
 
 
+def overview() -> str:
+    """Return the page on families with the list of all."""
+    names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
+    listed = f"These families are read: {', '.join(names[:-1])} and {names[-1]}."
+    return re.sub(r"(?s)These families are read: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    OVERVIEW.write_text(overview(), encoding="utf-8")

@@ -321,13 +321,13 @@ def export(
     with _one_sentence():
         if checkpoint is not None or by_layer or layers is not None or head is not None:
             others = bool(folder or family or as_hub or any(sections.values()))
-            _export_elsewhere(checkpoint, preset, head, layers, dtype, by_layer=by_layer, others=others)
+            _export_checkpoint(checkpoint, preset, head, layers, dtype, by_layer=by_layer, others=others)
             return
         if family is not None or as_hub is not None:
             _export_hub(family, as_hub, is_bundle=bool(preset or folder or any(sections.values())))
             return
         from transparity_conformance.checking.systems import label, named_config
-        from transparity_conformance.exchange.bundle.writing import export_bundle
+        from transparity_conformance.exchange.writing import export_bundle
         from transparity_conformance.report.terminal import print_line
         from transparity_conformance.running.loading import UsageError
 
@@ -396,6 +396,7 @@ def compare(
 ) -> None:
     """Compare the outputs of a port with a bundle."""
     with _one_sentence():
+        from transparity_conformance.exchange import judging
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 
@@ -403,7 +404,7 @@ def compare(
         reports = []
         with progress_bar() as progress:
             progress("reading the bundle", 0, 1)
-            for report in _compared(bundle, actual, checkpoint, progress, logits_only=not taps):
+            for report in judging.compare(bundle, actual, checkpoint, progress, logits_only=not taps):
                 reports.append(report)
                 with _for_people(json_file, html_file):
                     _show(report)
@@ -465,26 +466,6 @@ def _flushed() -> bool:
     return complete
 
 
-def _compared(
-    folder: Path, actual: Path, checkpoint: Path | None, progress: Callable[..., None], *, logits_only: bool
-) -> Iterator[Report]:
-    """The report on what a port wrote for a bundle, or on each of several bundles."""
-    from transparity_conformance.exchange.bundle.bundle import judge_bundle
-    from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
-    from transparity_conformance.exchange.elsewhere.comparing import compare_elsewhere
-    from transparity_conformance.exchange.elsewhere.manifest import is_elsewhere
-    from transparity_conformance.running.loading import UsageError
-
-    if is_elsewhere(folder):
-        yield from compare_elsewhere(folder, actual, checkpoint, progress, logits_only=logits_only)
-        return
-    if checkpoint is not None:
-        raise UsageError(f"{safe(folder)} has weights of its own; leave out --checkpoint.")
-    bundle = read_bundle(folder)
-    options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "port": str(actual)}
-    yield judge_bundle(bundle, read_actual(actual, bundle), **options)
-
-
 def _imported(folder: Path, head: str | None) -> Checkpoint:
     from transparity_conformance.checkpoints.importing import import_checkpoint
 
@@ -510,7 +491,7 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     print_line(f"{folder}: {family}, {config.architecture}, {count:,} parameters")
 
 
-def _export_elsewhere(
+def _export_checkpoint(
     checkpoint: Path | None,
     folder: str | None,
     head: str | None,
@@ -522,7 +503,7 @@ def _export_elsewhere(
 ) -> None:
     """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
     from transparity_conformance.checking.systems import layer_numbers
-    from transparity_conformance.exchange.elsewhere.writing import export_for, export_pieces
+    from transparity_conformance.exchange.writing import export_for, export_pieces
     from transparity_conformance.report.terminal import print_line, progress_bar
     from transparity_conformance.running.loading import UsageError
 
@@ -531,11 +512,11 @@ def _export_elsewhere(
     with progress_bar() as progress:
         options: dict[str, Any] = {"head": head, "dtype": dtype, "progress": progress}
         if not by_layer and layers is None:
-            print_line(export_for(checkpoint, Path(folder), **options).says)
+            print_line(export_for(checkpoint, Path(folder), **options))
             return
         numbers = None if layers is None else layer_numbers(layers)
         for written in export_pieces(checkpoint, Path(folder), numbers, **options):
-            print_line(written.says)
+            print_line(written)
 
 
 def _write_config(config: TransformerConfig, file: Path | None) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from meta.adapting import gpt, llama
 from meta.adapting.catalogue import ALIKE, GPT2, LLAMA, PORTS
 from meta.adapting.measure import adapted as measured
 from meta.adapting.wrong import broken
@@ -41,11 +40,11 @@ SAMPLE = (
 )
 
 PORT = """
-from meta.adapting.llama import Meta
+from meta.adapting.catalogue import PORTS
 
 
 def Model(config):
-    return Meta(config)
+    return PORTS["meta-llama"][0](config)
 """
 
 
@@ -99,7 +98,7 @@ def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]
     return [Adapter(adapter.lines | lines, adapter.zero, adapter.unused) for lines in [*exchanged, *plain]]
 
 
-@pytest.mark.parametrize(("make", "config"), [(llama.Meta, ALIKE), (gpt.GPT2, GPT2)])
+@pytest.mark.parametrize(("make", "config"), [(PORTS["meta-llama"][0], ALIKE), (PORTS["gpt2-conv1d"][0], GPT2)])
 def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
     model = made_by(make, config)
     proof = Proof(model, config, model.tensors())
@@ -120,7 +119,7 @@ def _is_caught(proof: Proof, adapter: Adapter) -> bool:
 
 @pytest.mark.long
 def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path: Path) -> None:
-    port = broken("mingpt", "q.size(-1) ** -0.5", "1.0", tmp_path)
+    port = broken(tmp_path, "mingpt", "q.size(-1) ** -0.5", "1.0")
     result = adapt(port, PORTS["mingpt"][1])
     assert result.adapter.lines == lines_of("mingpt")
     assert {each.fault.id for each in result.found.faults} == {"attention-scale"}
@@ -129,28 +128,28 @@ def test_a_port_with_a_bug_is_matched_and_the_bug_is_left_to_the_check(tmp_path:
 
 @pytest.mark.long
 def test_a_port_of_fewer_layers_does_not_give_its_last_norm_to_the_missing_one(tmp_path: Path) -> None:
-    found = adapt(broken("nanogpt", 'in t["h"]:', 'in list(t["h"])[:-1]:', tmp_path), GPT2).found
+    found = adapt(broken(tmp_path, "nanogpt", "in layers:", "in list(layers)[:-1]:"), GPT2).found
     assert found.lost_at == "decoder.layers.1.self_attention.scores"
     assert "transformer.ln_f.weight" not in found.lines.values()
     assert "decoder.layers.1.self_attention_norm.weight" in found.unsettled
 
 
 def test_a_port_that_is_lost_at_once_is_asked_about_everything(tmp_path: Path) -> None:
-    result = adapt(broken("nanogpt", 't["wte"](input_ids) +', 't["wte"](input_ids) *', tmp_path), GPT2)
+    result = adapt(broken(tmp_path, "nanogpt", "x + self.get_submodule(", "x * self.get_submodule("), GPT2)
     assert result.found.lost_at == "decoder.embedding"
     assert set(result.adapter.lines.values()) == {"?"}
     assert not result.is_settled and not result.is_proved
 
 
 def test_a_fault_that_hides_a_parameter_does_not_settle_it(tmp_path: Path) -> None:
-    found = adapt(broken("hub-llama", "else x * self.weight", "else x", tmp_path), LLAMA).found
+    found = adapt(broken(tmp_path, "hub-llama", "else x * self.weight", "else x"), LLAMA).found
     assert found.lost_at == "decoder.layers.0.self_attention_norm"
     assert not found.faults
 
 
 def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None:
     config = PORTS["mingpt"][1]
-    result = adapt(broken("mingpt", "k, q, v = (\n", "q, k, v = (\n", tmp_path), config)
+    result = adapt(broken(tmp_path, "mingpt", "def keys_first(c, k, q, v)", "def keys_first(c, q, k, v)"), config)
     assert result.is_proved
     lines, _ = summary(result)
     says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, which is called key: if weights are loaded by their names"
@@ -167,7 +166,7 @@ def test_names_of_right_ports_contradict_nothing(name: str) -> None:
 
 @pytest.mark.long
 def test_what_cannot_be_settled_is_asked_for_by_name(tmp_path: Path) -> None:
-    port = broken("nanogpt", ".split(d, dim=2)", ".sin().split(d, dim=2)", tmp_path)
+    port = broken(tmp_path, "nanogpt", "fused.split(rows", "fused.sin().split(rows")
     result = adapt(port, GPT2)
     assert result.found.lost_at == "decoder.layers.0.self_attention.scores"
     assert "decoder.layers.0.self_attention.query.weight" in result.adapter.asked
@@ -188,7 +187,7 @@ def test_a_bias_that_the_port_keeps_in_a_buffer_is_found() -> None:
 
 
 def test_a_bias_that_the_port_has_not_is_named() -> None:
-    result = adapt(llama.Meta, dataclasses.replace(LLAMA, output_bias=True))
+    result = adapt(PORTS["meta-llama"][0], dataclasses.replace(LLAMA, output_bias=True))
     absent = [name for name, line in result.adapter.lines.items() if line == ""]
     assert absent == ["decoder.layers.{i}.self_attention.output.bias"]
     assert not result.is_settled

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.looping import for_each
 
-from meta.adapting import gpt
 from meta.adapting.catalogue import GPT2, PORTS
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
@@ -19,13 +19,14 @@ from transparity_conformance.running.adapters.adapter import Adapter, read_adapt
 from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.adapters.notation import AdapterError, for_all_layers
 
-ADAPTER = adapt(gpt.NanoGPT, GPT2).adapter
+NANO_GPT = PORTS["nanogpt"][0]
+ADAPTER = adapt(NANO_GPT, GPT2).adapter
 PARAMETERS = probe_parameters(GPT2)
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
-    return adapter.tensors(GPT2, PARAMETERS, made_by(gpt.NanoGPT, GPT2).tensors())
+    return adapter.tensors(GPT2, PARAMETERS, made_by(NANO_GPT, GPT2).tensors())
 
 
 def changed(**lines: str) -> Adapter:
@@ -46,7 +47,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
     np.testing.assert_array_equal(fused, np.concatenate(ours))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lines", "message"),
     [
         ({QUERY: "?"}, "does not say which tensor is decoder.layers.{i}.self_attention.query.weight: write it"),
@@ -85,7 +86,7 @@ def test_a_buffer_is_named_by_its_whole_name() -> None:
     assert [adapter.names(name) for name in ("logits.bias", "h.7.scale", "logits", "h")] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("[parameters", "cannot be read as TOML"),
@@ -114,14 +115,17 @@ def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
 
 
 def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
-    build = adapted(gpt.NanoGPT, ADAPTER)
-    assert build.__name__ == "NanoGPT"
+    def nano_gpt(config: TransformerConfig) -> Any:
+        return NANO_GPT(config)
+
+    build = adapted(nano_gpt, ADAPTER)
+    assert build.__name__ == "nano_gpt"
     tokens = np.array([[1, 2, 3]])
     assert tuple(build(GPT2, PARAMETERS)(tokens=tokens).shape) == (1, 3, GPT2.vocab_size)
 
 
 def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
-    make: Any = gpt.NanoGPT
+    make: Any = NANO_GPT
     model = make(GPT2)
 
     def port() -> Any:

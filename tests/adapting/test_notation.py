@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity_conformance.running.adapters.notation import AdapterError, Shapes, select
 
@@ -20,7 +21,7 @@ SHAPES: Shapes = {name: value.shape for name, value in TENSORS.items()}
 FUSED, KERNEL = TENSORS["fused.weight"], TENSORS["kernel"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         ("fused.weight", FUSED),
@@ -44,7 +45,7 @@ def test_a_line_selects_what_pytorch_would(text: str, expected: np.ndarray | Non
     np.testing.assert_array_equal(found.ravel(), expected.ravel())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("absent.weight", "'absent.weight', which is no tensor of the port"),

@@ -100,7 +100,7 @@ def test_a_fused_weight_in_another_order_is_named() -> None:
 FORGETFUL = """
 import torch
 
-from meta.adapting.gpt import MinGPT
+from meta.adapting.decoders import MinGPT
 
 NAMES = {"tok_emb.weight": "decoder.token_embedding.weight"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import Audit
@@ -28,5 +28,5 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
 
 def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
     """The audit alone."""
-    loader = Loader(HubBuild(load, family, str(folder)))
+    loader = audited_of(HubBuild(load, family, str(folder)))
     return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)

@@ -10,11 +10,12 @@ import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
 from transparity.config import FULL, SLIDING, TransformerConfig
-from transparity_conformance.checking.audit.probing import exercised, shows
-from transparity_conformance.checking.audit.variants import Variant, variants_of
+from transparity_conformance.checking.audit.fields import exercised, shows
+from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of, written
 from transparity_conformance.checking.check import check
-from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import explicit
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -65,10 +66,7 @@ def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_pat
     assert report.first_divergence == "config.json: rope_theta"
     (fault,) = (fault for fault in report.faults if fault.where == "config.json: rope_theta")
     (cause,) = fault.causes
-    assert (cause.mistake, cause.says) == (
-        "field-ignored",
-        "with rope_theta 100000.0 the port answers as with 10000.0",
-    )
+    assert (cause.mistake, cause.says) == ("field-ignored", "with rope_theta 100000.0 the port answers as with 10000.0")
     assert fault.error > fault.budget >= cause.residual
     without = check(load, family="llama", audit=False)
     assert without.verdict == "agrees"
@@ -117,13 +115,35 @@ def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> No
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 
+OTHER_FORMS = {
+    *("original_max_position_embeddings", "partial_rotary_factor", "sliding_window_pattern", "full_attention_interval"),
+    *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "no_rope_layer_interval"),
+    "decoder_sparse_step",
+}
+"""Fields that say what another one says, which is written."""
+
+OTHERS: dict[str, set[str]] = {
+    **{name: {"tie_word_embeddings"} for name in ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")},
+    **{name: {"rope_scaling"} for name in ("phi3", "ministral3")},
+    **{name: {"num_local_experts", "max_window_layers"} for name in ("qwen2_moe", "qwen3_moe")},
+    "deepseek_v3": {"rms_norm_eps"},
+    "gpt_neox": {"rope_scaling", "rope_theta"},
+    "olmoe": {"num_local_experts", "head_dim"},
+    "qwen3_next": {"num_local_experts", "hidden_act"},
+}
+"""Such fields of one family, and those of which it has one value."""
+
+
 @pytest.mark.sampled(16)
-@pytest.mark.parametrize("family", EXAMPLES)
-def test_every_variant_is_a_model_of_its_family(family: str) -> None:
-    names = {variant.name for variant in variants(family)}
-    eps = {"rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"}
-    assert len(names) >= 10  # DistilBERT's config.json has no more
-    assert names & eps or family in ("bart", "distilbert", "marian", "opt")  # whose eps is no field
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_field_that_a_family_reads_is_written_and_read_again(name: str) -> None:
+    family, config = FAMILIES[name], example_config(name)
+    base = written(name, family, config)
+    assert base is not None
+    models = (written(name, family, other) for change in candidates(config) for other in change)
+    changed = {field for fields in models if fields is not None for field in differing(base, fields)}
+    read = {field for row in family.rows for field in row.reads}
+    assert read - changed <= OTHER_FORMS | OTHERS.get(name, set())
 
 
 def test_an_older_form_of_a_scaling_has_all_of_its_numbers() -> None:

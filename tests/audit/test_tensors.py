@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tests.audit.audited import LOADERS, audit_of, changed
 
-from transparity_conformance.checking.audit.tensor_file import kind_of, tensor_file
+from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.audit.result import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
-from transparity_conformance.running.hub import seeded, spoken
+from transparity_conformance.running.hub import recorded_messages, seeded
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
@@ -112,10 +112,7 @@ def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
 ) -> None:
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert list(found) == [name]
-    assert (found[name].outcome, found[name].says) == (
-        "never read",
-        f"never read: in its place the port has {says}",
-    )
+    assert (found[name].outcome, found[name].says) == ("never read", f"never read: in its place the port has {says}")
 
 
 def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
@@ -172,7 +169,7 @@ def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> No
 
 
 def test_a_loader_may_call_what_is_missing_by_the_name_it_has_in_the_model() -> None:
-    with spoken() as said:
+    with recorded_messages() as said:
         print("model.layers.1.mlp.gate.weight is missing, model.layers.1.mlp.up.weight is there")  # noqa: T201
     assert said.line_about("model.layers.1.block_sparse_moe.gate.weight")
     for other in ("model.layers.11.block_sparse_moe.gate.weight", "model.layers.1.block_sparse_moe.gate.bias"):
@@ -180,7 +177,7 @@ def test_a_loader_may_call_what_is_missing_by_the_name_it_has_in_the_model() -> 
 
 
 def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with spoken() as said:
+    with recorded_messages() as said:
         print("model.norm.weight is printed")  # noqa: T201
         warnings.warn("model.head.weight is warned of", stacklevel=1)
         logging.getLogger("a stranger").warning("%s is logged", "model.embed.weight")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,37 +44,26 @@ def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> i
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("sizes", LENGTHS, ids=["mixed", "one", "long-target"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_flops_are_those_that_torch_counts(name: str, sizes: dict[str, int]) -> None:
-    config = preset(name).resized()
-    lengths = lengths_of(config, sizes)
-    assert forward_flops(config, sizes["batch"], **lengths) == counted_by_torch(config, sizes["batch"], **lengths)
+RESIZED = {name: preset(name).resized() for name in PRESETS}
+IMAGE = {"pixels": IMAGES.max_length}
+
+MODELS: list[tuple[str, TransformerConfig, int, dict[str, int]]] = [
+    *(
+        (name, config, sizes["batch"], lengths_of(config, sizes))
+        for name, config in RESIZED.items()
+        for sizes in LENGTHS
+    ),
+    *((name, config.resized(**UNEVEN), 5, lengths_of(config, SIZES)) for name, config in RESIZED.items()),
+    *((case, config, 5, lengths_of(config, SIZES)) for case, config in CASES.items()),
+    ("image, hidden", dataclasses.replace(IMAGES, head="hidden"), 5, IMAGE),
+    ("image, pooled", dataclasses.replace(IMAGES, head="pooled"), 5, IMAGE),
+    ("lone encoder", dataclasses.replace(RESIZED["translation"], architecture="encoder"), 2, {"tokens": 5}),
+]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_stacks_of_different_depths_are_told_apart(name: str) -> None:
-    config = preset(name).resized(**UNEVEN)
-    lengths = lengths_of(config, SIZES)
-    assert forward_flops(config, 5, **lengths) == counted_by_torch(config, 5, **lengths)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_further_parts_are_counted(case: str) -> None:
-    lengths = lengths_of(CASES[case], SIZES)
-    assert forward_flops(CASES[case], 5, **lengths) == counted_by_torch(CASES[case], 5, **lengths)
-
-
-@pytest.mark.parametrize("head", ["hidden", "pooled"])
-def test_an_encoder_of_images_is_counted(head: Any) -> None:
-    config = dataclasses.replace(IMAGES, head=head)
-    lengths = {"pixels": config.max_length}
-    assert forward_flops(config, 5, **lengths) == counted_by_torch(config, 5, **lengths)
-
-
-def test_a_lone_encoder_is_counted() -> None:
-    encoder = dataclasses.replace(preset("translation").resized(), architecture="encoder")
-    assert forward_flops(encoder, 2, tokens=5) == counted_by_torch(encoder, 2, tokens=5)
+@pytest.mark.parametrize(("config", "batch", "lengths"), [pytest.param(*row, id=name) for name, *row in MODELS])
+def test_flops_are_those_that_torch_counts(config: TransformerConfig, batch: int, lengths: dict[str, int]) -> None:
+    assert forward_flops(config, batch, **lengths) == counted_by_torch(config, batch, **lengths)
 
 
 def test_flops_of_one_product_by_hand() -> None:

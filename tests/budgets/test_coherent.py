@@ -55,7 +55,7 @@ def test_a_fault_within_the_budget_diverges(preset: str, wrong: Change, monkeypa
     assert report.verdict == "diverges"
     assert any("their error is no rounding" in note for note in report.notes)
     assert all(item.share <= 1 for item in report.measured)
-    monkeypatch.setattr(coherent, "FACTOR", math.inf)  # by its largest error alone it would agree
+    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # by its largest error alone it would agree
     assert check(port(wrong), preset=preset, dtype="bfloat16", logits_only=True).verdict == "agrees"
 
 

@@ -296,7 +296,7 @@ function generate(config, parameters, { max_new_tokens, eos_id }, { prompt, sour
 
 // A request has tensors of its own: a prompt, and parameters in place of some of the model's.
 function answerRequests(bundle, config, parameters) {
-  const { generation } = JSON.parse(readFileSync(join(bundle, "manifest.json"), "utf8"));
+  const { capabilities: { generation } = {} } = JSON.parse(readFileSync(join(bundle, "manifest.json"), "utf8"));
   if (!generation) return {};
   const tensors = Object.entries(readTensors(join(bundle, "generation.safetensors")));
   const answers = {};

@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.capabilities.test_offers import cache_faults
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.sampling import Sampling
 from transparity.training import Training
-from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.cli import app
-from transparity_conformance.exchange.bundle.bundle import Bundle, judge_bundle
-from transparity_conformance.exchange.bundle.manifest import SECTIONS, digest, own_digest
-from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle import Bundle
+from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.manifest import SECTIONS
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.report import Divergence, Report
 from transparity_pytorch.port import build
@@ -48,7 +48,7 @@ TARGETS = "targets.safetensors"
 
 def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
     """The requests of a section, as its files have them: the fields and the tensors of each."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())["capabilities"]
     tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
     return {
         key: (fields, {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if f"{key}/" in name})
@@ -59,6 +59,7 @@ def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], T
 def answer(folder: Path) -> Tensors:
     """The tensors that a right port writes; it reads the files of a bundle, and nothing else."""
     manifest = json.loads((folder / "manifest.json").read_text())
+    manifest |= manifest.get("capabilities", {})
     config = TransformerConfig.from_json((folder / "config.json").read_text())
     parameters, inputs = load_file(folder / "parameters.safetensors"), load_file(folder / "inputs.safetensors")
     asked = {
@@ -174,7 +175,7 @@ def folder(tmp_path: Path, small: Path) -> Path:
     return Path(shutil.copytree(small, tmp_path / "bundle"))
 
 
-def held(report: Report) -> dict[str, str]:
+def verdicts(report: Report) -> dict[str, str]:
     return {claim.id: claim.verdict for claim in report.claims}
 
 
@@ -187,15 +188,15 @@ def the_fault(report: Report) -> Divergence:
 def test_a_section_adds_to_the_manifest_and_changes_no_file_that_was_there(tmp_path: Path, small: Path) -> None:
     export_bundle(SMALL, tmp_path / "plain", name="translation")
     plain, more = (json.loads((folder / "manifest.json").read_text()) for folder in (tmp_path / "plain", small))
-    assert list(plain) == ["format", "preset", "dtype", "probes", "sha256"]
-    assert set(more) - set(plain) == set(SECTIONS)
+    assert list(plain) == ["format", "name", "dtype", "probes", "sha256"]
+    assert set(more) - set(plain) == {"capabilities"} and tuple(more["capabilities"]) == SECTIONS
     more_files = {path.name for path in small.iterdir()} - {path.name for path in (tmp_path / "plain").iterdir()}
     assert more_files == {row.file for row in CAPABILITIES.values() if row.file}
     assert len(more_files) == 4
     for path in (tmp_path / "plain").iterdir():
         if path.name != "manifest.json":
             assert path.read_bytes() == (small / path.name).read_bytes()
-    for field in ("format", "preset", "dtype", "probes"):
+    for field in ("format", "name", "dtype", "probes"):
         assert more[field] == plain[field]
 
 
@@ -205,17 +206,15 @@ def test_a_bundle_that_is_written_again_without_a_section_has_none(folder: Path)
     assert read_bundle(folder).sections == ()
 
 
-@pytest.mark.parametrize("sections", [(), ("loss",), ("gradients", "loss"), ("steps",), ("training", "beams")], ids=str)
-def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(
-    tmp_path: Path, sections: tuple[str, ...]
-) -> None:
-    export_bundle(SMALL, tmp_path, sections=sections)
-    bundle = read_bundle(tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert set(bundle.sections) == set(sections)
-    said = {name: tuple(shape) for section in sections for name, shape in manifest[section]["actual"].items()}
-    assert said == bundle.asked
-    assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
+def test_sections_come_back_and_what_is_asked_for_has_its_shape_in_the_manifest(tmp_path: Path) -> None:
+    for sections in ((), ("loss",), ("gradients", "loss"), ("steps",), ("training", "beams")):
+        export_bundle(SMALL, tmp_path, sections=sections)
+        bundle = read_bundle(tmp_path)
+        described = json.loads((tmp_path / "manifest.json").read_text()).get("capabilities", {})
+        assert set(bundle.sections) == set(described) == set(sections)
+        said = {name: tuple(shape) for section in described.values() for name, shape in section["actual"].items()}
+        assert said == bundle.asked
+        assert set(said) == {name for name in answer(tmp_path) if not name.endswith("/logits")}
 
 
 @pytest.mark.long
@@ -225,27 +224,11 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
     bundle, tensors = exported(name)
     report = judged(bundle, tensors)
     assert report.verdict == "agrees"
-    claims = held(report)
+    claims = verdicts(report)
     assert {way.claim for row in CAPABILITIES.values() for way in row.ways} <= set(claims)
     assert set(claims.values()) == {"agrees"}
     (unsaid,) = report.not_compared
     assert "taps: the port does not show them" in unsaid
-
-
-@pytest.mark.parametrize("mistake", LOSS_FAULTS, ids=lambda mistake: mistake.says)
-def test_a_wrong_loss_is_named(
-    mistake: SimulatedFault, exported: Callable[..., Any], judged: Callable[..., Report]
-) -> None:
-    bundle, tensors = exported("translation")
-    losses = {
-        f"{key}/loss": np.array(
-            mistake.simulate(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), bundle.config.pad_id)
-        )
-        for key, probe in bundle.probes.items()
-    }
-    logits = {name: value for name, value in tensors.items() if name.endswith("/logits")}
-    fault = the_fault(judged(bundle, logits | losses))
-    assert (fault.where, [cause.says for cause in fault.causes]) == ("loss", [mistake.says])
 
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
@@ -264,37 +247,70 @@ def with_a_wrong_number(tensors: Tensors) -> Tensors:
     return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("change", "where", "cause"),
-    [
-        (
-            lambda all_: gradients_of(all_, np.zeros_like, "cross_attention.key"),
-            "decoder.layers.1.cross_attention.key.weight",
-            "gradient-missing",
-        ),
-        (lambda all_: gradients_of(all_, lambda value: 3 * value), "head.bias", "gradient-scale"),
-        (
-            lambda all_: without(all_, "gradient.encoder"),
-            "encoder.layers.1.feed_forward_norm.bias",
-            "gradient-missing",
-        ),
-        (with_a_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
-        (lambda all_: gradients_of(all_, lambda value: value * np.nan), "head.bias", None),
-        (lambda all_: gradients_of(all_, lambda value: value + np.inf), "head.bias", None),
-    ],
-)
-def test_a_wrong_gradient_is_placed_where_a_port_here_is(
-    change: Callable[[Tensors], Tensors],
-    where: str,
-    cause: str | None,
-    exported: Callable[..., Any],
-    judged: Callable[..., Report],
+def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
+    losses = {
+        f"{key}/loss": LOSS_FAULTS[0].simulate(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), None)
+        for key, probe in bundle.probes.items()
+    }
+    return {name: value for name, value in tensors.items() if name.endswith("/logits")} | losses
+
+
+def with_a_wrong_cache(bundle: Bundle, tensors: Tensors) -> Tensors:
+    """The steps of a port whose positions begin at 0 again with every step."""
+    probe, said = bundle.probes["mixed"], dict(tensors)
+    sizes: dict[str, list[int]] = {}
+    for name, shape in bundle.asked.items():
+        if "/step." in name:
+            sizes.setdefault(name.split(".")[1], []).append(shape[1])
+    for way, chunks in sizes.items():
+        logits = CACHE_FAULTS[0].simulate(probe.config, probe.exact, probe.inputs, chunks)
+        pieces = np.split(logits, np.cumsum(chunks)[:-1], axis=1)
+        said |= {f"mixed/step.{way}.{index}": np.ascontiguousarray(piece) for index, piece in enumerate(pieces)}
+    return said
+
+
+def in_bundle(change: Callable[[Tensors], Tensors]) -> Callable[[Bundle, Tensors], Tensors]:
+    return lambda _, tensors: change(tensors)
+
+
+STEP = "mixed/step.in_uneven_chunks.1"
+UNEXPLAINED = ""
+
+WRONG: dict[str, tuple[Callable[[Bundle, Tensors], Tensors], str, str]] = {
+    "loss": (with_a_wrong_loss, "loss", LOSS_FAULTS[0].id),
+    "cache": (with_a_wrong_cache, "step", CACHE_FAULTS[0].id),
+    "no number": (in_bundle(lambda all_: all_ | {STEP: all_[STEP] * np.nan}), "step", UNEXPLAINED),
+    "gradients of zero": (
+        in_bundle(lambda all_: gradients_of(all_, np.zeros_like, "cross_attention.key")),
+        "gradient.decoder.layers.1.cross_attention.key.weight",
+        "gradient-missing",
+    ),
+    "no gradients": (
+        in_bundle(lambda all_: without(all_, "gradient.encoder")),
+        "gradient.encoder.layers.1.feed_forward_norm.bias",
+        "gradient-missing",
+    ),
+    "gradients": (
+        in_bundle(with_a_wrong_number),
+        "gradient.encoder.layers.0.feed_forward.up.weight",
+        UNEXPLAINED,
+    ),
+    "infinite gradients": (
+        in_bundle(lambda all_: gradients_of(all_, lambda value: value + np.inf)),
+        "gradient.head.bias",
+        UNEXPLAINED,
+    ),
+}
+
+
+@pytest.mark.long
+def test_what_is_wrong_in_a_file_is_named_as_in_a_port_here(
+    exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported("translation")
-    fault = the_fault(judged(bundle, change(tensors)))
-    assert fault.where == f"gradient.{where}"
-    assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
+    for name, (change, where, cause) in WRONG.items():
+        fault = the_fault(judged(bundle, change(bundle, tensors)))
+        assert (fault.where, [found.mistake for found in fault.causes]) == (where, [cause] if cause else []), name
 
 
 @pytest.mark.long
@@ -307,81 +323,39 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
     summed |= {f"{key}/loss": np.asarray(tensors[f"{key}/loss"] * counted[key]) for key in counted}
     report = judged(bundle, summed)
     assert the_fault(report).causes[0].says == "the loss is a sum over the targets, not their mean"
-    assert held(report)["gradients"] == "agrees"
+    assert verdicts(report)["gradients"] == "agrees"
 
 
-def chunks(bundle: Bundle, how: SimulatedFault) -> Tensors:
-    """Answers of a port that decodes in these steps."""
-    probe, said = bundle.probes["mixed"], dict[str, np.ndarray]()
-    for way, sizes in sizes_of(bundle).items():
-        logits = how.simulate(probe.config, probe.exact, probe.inputs, sizes)
-        pieces = np.split(logits, np.cumsum(sizes)[:-1], axis=1)
-        said |= {f"mixed/step.{way}.{index}": np.ascontiguousarray(piece) for index, piece in enumerate(pieces)}
-    return said
-
-
-def sizes_of(bundle: Bundle) -> dict[str, list[int]]:
-    """The chunks of each way, by the shapes of what is asked for."""
-    ways: dict[str, list[int]] = {}
-    for name, shape in bundle.asked.items():
-        if "/step." in name:
-            ways.setdefault(name.split(".")[1], []).append(shape[1])
-    return ways
+LEFT_OUT = {
+    "/loss$": ["loss: the port did not write it"],
+    "text/loss$": ["loss: the port did not write it for text"],
+    "generate.0/": ["generate: the port did not write it for beyond max_length"],
+    "generate.uniforms.0/": ["generate.uniforms: the port did not write it"],
+    "beam_search.0/scores": ["beam_search: the port did not write 1 of 2 (scores)"],
+    "train.1/": ["train: adamw, warmed up, the port did not write any"],
+    "/gradient.": ["gradients: the port did not write any"],
+    "/step.": ["step: the port did not write any"],
+    "/step.in_uneven": ["step: in uneven chunks, the port did not write any"],
+    "/step.one_by_one.3": ["step: one by one, the port did not write 1 of 7 (step.one_by_one.3)"],
+    "mixed/logits": [
+        *(
+            f"{claim}: too little of the forward pass was compared"
+            for claim in ("gradients", "generate", "beam_search", "step", "train")
+        ),
+        "probe mixed: no logits",
+    ],
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("how", "name"), cache_faults(["translation", "pre-norm", "notes-lm"]))
-def test_a_wrong_cache_is_named(
-    how: SimulatedFault, name: str, exported: Callable[..., Any], judged: Callable[..., Report]
-) -> None:
-    bundle, tensors = exported(name)
-    fault = the_fault(judged(bundle, tensors | chunks(bundle, how)))
-    assert (fault.where, [cause.says for cause in fault.causes]) == ("step", [how.says])
-
-
-def test_a_step_that_is_not_a_number_diverges(exported: Callable[..., Any], judged: Callable[..., Report]) -> None:
-    bundle, tensors = exported("notes-lm")
-    name = "mixed/step.in_uneven_chunks.1"
-    fault = the_fault(judged(bundle, tensors | {name: tensors[name] * np.nan}))
-    assert (fault.where, fault.causes) == ("step", ())
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("left_out", "says"),
-    [
-        ("/loss$", ["loss: the port did not write it"]),
-        ("text/loss$", ["loss: the port did not write it for text"]),
-        ("generate.0/", ["generate: the port did not write it for beyond max_length"]),
-        ("generate.uniforms.0/", ["generate.uniforms: the port did not write it"]),
-        ("beam_search.0/scores", ["beam_search: the port did not write 1 of 2 (scores)"]),
-        ("train.1/", ["train: adamw, warmed up, the port did not write any"]),
-        ("/gradient.", ["gradients: the port did not write any"]),
-        ("/step.", ["step: the port did not write any"]),
-        ("/step.in_uneven", ["step: in uneven chunks, the port did not write any"]),
-        (
-            "/step.one_by_one.3",
-            ["step: one by one, the port did not write 1 of 7 (step.one_by_one.3)"],
-        ),
-        (
-            "mixed/logits",
-            [
-                *(
-                    f"{claim}: too little of the forward pass was compared"
-                    for claim in ("gradients", "generate", "beam_search", "step", "train")
-                ),
-                "probe mixed: no logits",
-            ],
-        ),
-    ],
-)
 def test_what_was_not_written_is_listed_as_not_compared(
-    left_out: str, says: list[str], exported: Callable[..., Any], judged: Callable[..., Report]
+    exported: Callable[..., Any], judged: Callable[..., Report]
 ) -> None:
     bundle, tensors = exported("translation")
-    report = judged(bundle, without(tensors, left_out))
-    assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees")
-    assert list(report.not_compared[:-1]) == says
+    for left_out, says in LEFT_OUT.items():
+        report = judged(bundle, without(tensors, left_out))
+        assert report.verdict == ("inconclusive" if "logits" in left_out else "agrees"), left_out
+        assert list(report.not_compared[:-1]) == says
 
 
 def test_a_gradient_that_a_stopped_port_did_not_write_is_no_fault(
@@ -413,136 +387,52 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     )
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(
-    ("name", "config", "dtype", "says"),
-    [
-        ("walkthrough", preset("walkthrough").resized(), "float32", "step: this mask hides nothing"),
-        (
-            "walkthrough",
-            preset("walkthrough").resized(),
-            "float32",
-            "generate.lengths: this mask hides nothing",
-        ),
-        (
-            "config",
-            TransformerConfig(
-                architecture="encoder", source_vocab_size=5, embed_dim=4, num_heads=1, num_encoder_layers=1
-            ),
-            "float32",
-            "step: a lone encoder generates nothing",
-        ),
-        ("translation", SMALL, "bfloat16", "gradients: gradients are compared in float32 and float64, not in bfloat16"),
-        ("translation", SMALL, "bfloat16", "train: training is compared in float32 and float64, not in bfloat16"),
-        ("translation", SMALL, "bfloat16", "beam_search: coarse rounding makes too many ties"),
-    ],
-)
-def test_nothing_is_asked_for_that_cannot_be_compared(
-    tmp_path: Path, name: str, config: TransformerConfig, dtype: str, says: str
-) -> None:
-    export_bundle(config, tmp_path, name=name, dtype=dtype, sections=SECTIONS)
-    bundle = read_bundle(tmp_path)
-    claim = says.split(":")[0]
-    assert not [name for name in bundle.asked if f"/{claim.rstrip('s')}." in name or name.startswith(f"{claim}.")]
-    report = judge_bundle(bundle, read_actual(tmp_path / "expected.safetensors", bundle))
-    assert report.verdict == "agrees"
-    assert any(line.startswith(says) for line in report.not_compared)
+ENCODER = TransformerConfig(architecture="encoder", source_vocab_size=5, embed_dim=4, num_heads=1, num_encoder_layers=1)
+NOT_ASKED: list[tuple[str, TransformerConfig, str, list[str]]] = [
+    (
+        "walkthrough",
+        preset("walkthrough").resized(),
+        "float32",
+        ["step: this mask hides nothing", "generate.lengths: this mask hides nothing"],
+    ),
+    ("config", ENCODER, "float32", ["step: a lone encoder generates nothing"]),
+    (
+        "translation",
+        SMALL,
+        "bfloat16",
+        [
+            "gradients: gradients are compared in float32 and float64, not in bfloat16",
+            "train: training is compared in float32 and float64, not in bfloat16",
+            "beam_search: coarse rounding makes too many ties",
+        ],
+    ),
+]
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("mixed/loss", np.zeros(1), "'mixed/loss' of {} has the shape [1]; expected []."),
-        ("mixed/loss", np.array(1), "'mixed/loss' of {} has the dtype 'I64'; expected F64 or F32 or F16 or BF16."),
-        ("mixed/gradient.head.weight", np.zeros((6, 31)), "has the shape [6, 31]; expected [31, 6]."),
-        ("mixed/gradient.head.wait", np.zeros(3), "does not belong there; the nearest name is"),
-        ("one/gradient.head.bias", np.zeros(31), "does not belong there; the nearest name is"),
-        ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "does not belong there; the nearest name is"),
-        ("generate.0/tokens", np.zeros((4, 15), np.float32), "has the dtype 'F32'; expected I32 or I64."),
-        ("generate.0/tokens", np.zeros((4, 16), np.int32), "has the shape [4, 16]; expected [4, 15]."),
-        ("beam_search.0/scores", np.zeros(8, np.int32), "has the dtype 'I32'; expected F64 or F32 or F16 or BF16."),
-        ("train.0/head.wait", np.zeros(3), "does not belong there; the nearest name is"),
-        ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_sentence(folder: Path, name: str, value: np.ndarray, says: str) -> None:
-    actual = folder / "actual.safetensors"
-    save_file(answer(folder) | {name: value}, actual)
-    result = CliRunner().invoke(app, ["compare", str(folder), str(actual)])
-    assert result.exit_code == 2
-    assert says.format(actual) in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
+def test_nothing_is_asked_for_that_cannot_be_compared(tmp_path: Path) -> None:
+    for name, config, dtype, lines in NOT_ASKED:
+        export_bundle(config, tmp_path, name=name, dtype=dtype, sections=SECTIONS)
+        bundle = read_bundle(tmp_path)
+        report = judge_bundle(bundle, read_actual(tmp_path / "expected.safetensors", bundle))
+        assert report.verdict == "agrees"
+        for says in lines:
+            claim = says.partition(":")[0].rstrip("s")
+            assert not [asked for asked in bundle.asked if f"/{claim}." in asked or asked.startswith(f"{claim}.")]
+            assert any(line.startswith(says) for line in report.not_compared)
 
 
 def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path, refused: Refused) -> None:
     export_bundle(SMALL, tmp_path)
     actual = tmp_path / "actual.safetensors"
     save_file(answer(tmp_path) | {"mixed/loss": np.array(1.0)}, actual)
-    with refused(BundleError, f"{actual} has a tensor 'mixed/loss', which does not belong there"):
-        read_actual(actual, read_bundle(tmp_path))
+    result = CliRunner().invoke(app, ["compare", str(tmp_path), str(actual)])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"{actual} has a tensor 'mixed/loss', which does not belong there" in " ".join(result.stderr.split())
     with refused(
         BundleError,
         "There is no section 'caches' of a bundle; the sections are loss, gradients, generation, beams, steps",
     ):
         export_bundle(SMALL, tmp_path, sections=["caches"])
-
-
-def forge(folder: Path, **changes: Any) -> None:
-    """Change fields of the manifest, None for none, and put every digest right."""
-    path = folder / "manifest.json"
-    manifest = {name: value for name, value in (json.loads(path.read_text()) | changes).items() if value is not None}
-    manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name != "manifest.json"}
-    manifest["sha256"]["manifest.json"] = own_digest(manifest)
-    path.write_text(json.dumps(manifest))
-
-
-def is_refused(folder: Path, says: str) -> None:
-    with pytest.raises(BundleError) as caught:
-        read_bundle(folder)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"for": 5}, "is for is 5"),
-        ({"for": "\x1b[2J"}, "is for is "),
-        ({"actual": {}}, "is not that of the configuration and the probes"),
-        ({"actual": {"mixed/loss": [2**40]}}, "is not that of the configuration and the probes"),
-        ({"more": 1}, "is not that of the configuration and the probes"),
-        (
-            {"requests": {"mixed/step.one_by_one": {"sizes": [2**40]}}},
-            "is not that of the configuration and the probes",
-        ),
-        ({"inputs": {"one/targets": [True, 1]}}, "is not that of the configuration and the probes"),
-    ],
-    ids=str,
-)
-def test_a_section_that_was_forged(folder: Path, section: str, changes: dict[str, Any], says: str) -> None:
-    said = json.loads((folder / "manifest.json").read_text())[section]
-    forge(folder, **{section: said | changes})
-    is_refused(folder, says)
-
-
-@pytest.mark.parametrize("section", [None, [], 5, "x"], ids=repr)
-def test_a_section_that_is_none(folder: Path, section: Any) -> None:
-    forge(folder, loss=section)
-    is_refused(folder, "manifest.json is not right")
-
-
-def test_targets_that_were_forged(folder: Path) -> None:
-    tensors = load_file(folder / TARGETS)
-    save_file(tensors | {"one/targets": tensors["one/targets"] ^ 1}, folder / TARGETS)
-    is_refused(folder, "was changed: it does not have the sha256")
-    forge(folder)
-    is_refused(folder, f"{TARGETS} is not right: one/targets is not that of the configuration and the probes")
-    (folder / TARGETS).unlink()
-    is_refused(folder, f"There is no file {folder / TARGETS}")
 
 
 PROGRAM = f"""

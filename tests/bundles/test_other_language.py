@@ -13,9 +13,10 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checking.command import check_command
-from transparity_conformance.exchange.bundle.bundle import Outputs, judge_bundle
-from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.diagnosis.judge import Actual
+from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.running.process.program import run_command
 
 NODE = shutil.which("node")
@@ -43,7 +44,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Outputs:
+def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Actual:
     known = name if name in PRESETS else "config"
     export_bundle(CONFIGS[name], folder / "bundle", name=known, sections=sections)
     run = run_command(f"node '{port}'", folder / "bundle", folder / "actual.safetensors", timeout=60)
@@ -67,9 +68,9 @@ def test_it_is_within_the_budgets_of_the_manifest(tmp_path: Path, name: str) -> 
     bundle = read_bundle(tmp_path / "bundle")
     manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
     for probe, of in manifest["probes"].items():
-        for tap, it in of["taps"].items():
+        for tap, budget in of["budgets"].items():
             error = np.abs(said[probe][tap] - bundle.probes[probe].oracle.expected[tap]).max()
-            assert error <= it["budget"], f"{probe}/{tap}"
+            assert error <= budget, f"{probe}/{tap}"
 
 
 def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:

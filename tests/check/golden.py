@@ -200,8 +200,8 @@ def main() -> None:
     for name in [name for name in CASES if not sys.argv[1:] or any(word in name for word in sys.argv[1:])]:
         known[name] = summary(name)
         print(name, known[name].get("verdict", known[name].get("raises")), flush=True)  # noqa: T201
-    text = json.dumps({name: known[name] for name in CASES if name in known}, indent=1, ensure_ascii=False)
-    FILE.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps({name: known[name] for name in CASES if name in known}, indent=1, ensure_ascii=False)
+        FILE.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

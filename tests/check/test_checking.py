@@ -38,7 +38,6 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
         assert set(claim) == {"id", "verdict", "error", "budget", "where"}
 
 
-@pytest.mark.sampled(18)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize(
     ("variant", "says"),
@@ -127,7 +126,6 @@ def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
     assert "logits: holds numbers that are not finite" in sentence(lost)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [lambda x: x.log_softmax(-1), lambda x: x[:, -1]])
 def test_a_form_of_answers_is_in_the_headline(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert "return the logits" in sentence(check(answering(change), config=GPT2))

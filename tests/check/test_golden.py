@@ -12,7 +12,6 @@ GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 SLOW = ("recorded: ", "fixed, wrong", "form: transposed, wrong", "sizes: length 17 of", "original length")
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith(SLOW)) for name in CASES]
 )

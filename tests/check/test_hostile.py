@@ -81,7 +81,6 @@ FAILING = (
 """The end of the file of a port, and what is said of it."""
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("source", "says"), FAILING)
 def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: str) -> None:
     assert says in refused(checked(tmp_path, source))
@@ -141,7 +140,7 @@ def test_arguments_that_do_not_fit_are_one_sentence(
         (("describe", "/"), "/ is no preset; expected the name of one, or a configuration in a file that ends in"),
         (("describe", "gpt"), "There is no preset 'gpt'"),
         (("describe", "no.json"), "There is no file no.json."),
-        (("compare", "no-bundle", "no-file"), "There is no"),
+        (("compare", "no-bundle", "no-file"), "no-bundle is not a folder; expected a bundle"),
         (("export", "gpt", "folder"), "There is no preset 'gpt'"),
     ],
 )

@@ -47,7 +47,6 @@ def causes(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["load", "load_a_tuple", "load_an_object", "load_in_training"])
 def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None:
     report = check(of(name), family="llama")
@@ -55,7 +54,6 @@ def test_a_right_loader_agrees_whatever_form_its_answers_have(name: str) -> None
     assert not [line for line in report.not_compared if "probe" in line]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "cause"), [("load_without_theta", "rotary-base"), ("load_with_o_transposed", "weight-transpose")]
 )
@@ -94,7 +92,6 @@ def test_a_wrong_port_that_answers_the_same_when_it_is_built_again_has_drawn_not
     assert causes(report) == set()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "verdict"), [("load_with_a_cache", "agrees"), ("load_that_forgets", "diverges")])
 def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, verdict: str) -> None:
     report = check(of(name), family="llama", audit=False)
@@ -102,7 +99,6 @@ def test_a_loaded_model_that_offers_steps_is_decoded_with_its_cache(name: str, v
     assert causes(report) <= {"cache-mask"}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "verdict"), [("load_that_generates", "agrees"), ("load_that_generates_from_one_token", "diverges")]
 )

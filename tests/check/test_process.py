@@ -70,7 +70,7 @@ def test_the_complete_part_of_a_cut_file_is_judged(checked: Callable[..., Report
 
 
 def test_a_cut_file_of_a_program_that_ended_well_is_refused(checked: Callable[..., Report]) -> None:
-    with pytest.raises(BundleError, match="cannot be read as a safetensors file: its header speaks of"):
+    with pytest.raises(BundleError, match=r"cannot be read as a safetensors file: .*incomplete metadata"):
         checked("actual.write_bytes(right[:-8])")
 
 

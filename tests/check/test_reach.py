@@ -74,7 +74,6 @@ def test_scores_of_the_hot_probe_are_above_a_hundred(name: str) -> None:
         assert expected[tap].max() > 100
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(scores: Any, mask: Any, masked_score: float, sinks: None) -> Any:
@@ -121,7 +120,6 @@ LONG = {
 }
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LONG)
 def test_a_right_port_agrees_at_its_thresholds(name: str) -> None:
     config = LONG[name]
@@ -139,7 +137,6 @@ def test_a_window_that_no_call_reaches_is_inconclusive_and_named() -> None:
     assert "sliding_window = 6000" in as_text([report])
 
 
-@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [*PRESETS, *CASES])
 def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> None:
     config = preset(name) if name in PRESETS else CASES[name]

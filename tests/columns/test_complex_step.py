@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.looping import for_each
 
 from transparity import PRESETS, TransformerConfig, initialize_parameters, preset
 from transparity.parameters import is_learned
@@ -66,7 +66,7 @@ def moved(parameters: Parameters, direction: Parameters, step: complex) -> dict[
     return {name: value + step * direction[name] for name, value in parameters.items()}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@for_each("name", CONFIGS)
 def test_the_complex_step_is_the_derivative(name: str) -> None:
     config = CONFIGS[name]
     parameters, direction = drawn(config)
@@ -84,7 +84,7 @@ def test_the_complex_step_is_the_derivative(name: str) -> None:
     assert abs(slope) > truncated + rounded, "nothing was differentiated"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@for_each("name", CONFIGS)
 def test_the_complex_loss_is_the_real_loss(name: str) -> None:
     config = CONFIGS[name]
     parameters, direction = drawn(config)
@@ -93,15 +93,15 @@ def test_the_complex_loss_is_the_real_loss(name: str) -> None:
     assert difference(stepped.real, real) <= loss_oracle(config, parameters).budget("loss", "float64")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128"])
-@pytest.mark.parametrize("name", CONFIGS)
+@for_each("dtype", ["float16", "float32", "float64", "complex128"])
+@for_each("name", CONFIGS)
 def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
     parameters, _ = drawn(CONFIGS[name])
     result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
     assert result.dtype == ("float32" if dtype == "float16" else dtype), "half precision is summed in more"
 
 
-@pytest.mark.parametrize("name", ["notes-lm", "batch norm"])
+@for_each("name", ["notes-lm", "batch norm"])
 def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
     config = CONFIGS[name].resized(
         num_decoder_layers=1, target_vocab_size=10, feed_forward_dim=3, embed_dim=4, num_heads=2
@@ -125,7 +125,7 @@ def test_the_gradient_is_the_derivative_in_every_direction(name: str) -> None:
     assert value == trained(parameters)
 
 
-@pytest.mark.parametrize("case", ["notes-lm", "translation", "bloom"])
+@for_each("case", ["notes-lm", "translation", "bloom"])
 def test_gradients_of_one_pass_are_those_of_a_pass_for_each_number(case: str) -> None:
     config = tiny(PRESETS[case].config if case in PRESETS else CASES[case])
     given = batches(config)[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.looping import for_each
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
@@ -50,7 +51,7 @@ def masks_of(config: TransformerConfig) -> dict[str, np.ndarray]:
     return dropout_masks(config, np.random.default_rng(0), 8, **lengths)
 
 
-@pytest.mark.parametrize("case", PLACES)
+@for_each("case", PLACES)
 def test_a_preset_drops_where_its_document_does(case: str) -> None:
     assert sorted(masks_of(small(case))) == sorted(PLACES[case].split())
 
@@ -75,7 +76,7 @@ def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
     assert drop("logits", heard["logits"]) is heard["logits"]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@for_each("name", BACKENDS)
 def test_masks_that_keep_all_change_nothing_but_by_the_rate(name: str) -> None:
     config = dataclasses.replace(small("notes-lm"), dropout=0.0)
     forward = backend(name)(config, probe_parameters(config))
@@ -99,8 +100,8 @@ def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarr
     return Oracle(run, parameters)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize(
+@for_each("name", BACKENDS)
+@for_each(
     ("change", "says"),
     [
         ({"logits": np.ones((8, 9, 31), bool)}, "masks has 'logits'; dropout_at is attention.weights"),
@@ -118,7 +119,7 @@ def test_a_mask_that_fits_nothing_is_refused(name: str, change: dict[str, np.nda
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("value", ["embedding", ["scores"], [None], 3, [["embedding"]]])
+@for_each("value", ["embedding", ["scores"], [None], 3, [["embedding"]]])
 def test_a_place_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"dropout_at is .*; it should list some of embedding, attention\.weights"):
         dataclasses.replace(small("notes-lm"), dropout_at=value)

@@ -21,6 +21,9 @@ CONFIG = preset("translation").resized(num_encoder_layers=1, num_decoder_layers=
 PARAMETERS = initialize_parameters(CONFIG)
 WEIGHT = PARAMETERS["head.weight"]
 SOURCE, TARGET = np.array([[3, 4, 5], [6, 7, 8]]), np.array([[1, 9], [1, 4]])
+BATCH_NORM = preset("notes-lm").resized(norm="batch")
+VARIANCE = "decoder.final_norm.running_var"
+ENCODER = preset("translation").resized(architecture="encoder")
 
 
 class Unreadable:
@@ -41,60 +44,50 @@ def not_finite(value: float) -> np.ndarray:
     return changed
 
 
-def test_a_parameter_is_missing(backend: Backend, refused: Refused) -> None:
-    parameters = {name: value for name, value in PARAMETERS.items() if name != "head.bias"}
-    with refused(ParameterError, "Parameter 'head.bias' is missing; it should have the shape (31,)."):
-        backend(CONFIG, parameters)
+WEIGHTS: list[tuple[Any, str]] = [
+    (WEIGHT.T, "has the shape (24, 31), not (31, 24) (it looks transposed)."),
+    (WEIGHT[:-1], "has the shape (30, 24), not (31, 24)."),
+    (WEIGHT[None], "has the shape (1, 31, 24), not (31, 24)."),
+    (3.0, "has the shape (), not (31, 24)."),
+    (not_finite(np.nan), "is nan at [2, 5]; it should be finite."),
+    (not_finite(-np.inf), "is -inf at [2, 5]; it should be finite."),
+    (not_finite(0).astype(np.float64) + 1e300, "is 1e+300 at [0, 0]; it should be finite."),
+    (WEIGHT.astype(np.int64), "has the dtype int64; expected one of float16, float32, float64."),
+    (WEIGHT.astype(bool), "has the dtype bool; expected one of"),
+    (WEIGHT.astype(np.complex128), "has the dtype complex128; expected one of"),
+    (WEIGHT.astype(object), "has the dtype object; expected one of"),
+    (WEIGHT.astype(np.longdouble), "has the dtype "),
+    ([[1.0], [2.0, 3.0]], "is [[1.0], [2.0, 3.0]]; expected an array (setting an array element with a sequence)."),
+    (Unreadable(), "is <"),
+]
+WITHOUT_BIAS = {name: value for name, value in PARAMETERS.items() if name != "head.bias"}
+NEGATIVE = initialize_parameters(BATCH_NORM)
+NEGATIVE[VARIANCE] = NEGATIVE[VARIANCE] - 2
+
+MODELS: list[tuple[Any, Any, type[Exception], str]] = [
+    *(
+        (CONFIG, PARAMETERS | {"head.weight": value}, ParameterError, f"Parameter 'head.weight' {says}")
+        for value, says in WEIGHTS
+    ),
+    (CONFIG, WITHOUT_BIAS, ParameterError, "Parameter 'head.bias' is missing; it should have the shape (31,)."),
+    (
+        CONFIG,
+        PARAMETERS | {"head.wieght": WEIGHT},
+        ParameterError,
+        "Parameter 'head.wieght' does not belong to this configuration; the nearest name is 'head.weight'.",
+    ),
+    (BATCH_NORM, NEGATIVE, ParameterError, f"Parameter '{VARIANCE}' is negative (-1.0); a variance should"),
+    *((CONFIG, value, ParameterError, "The parameters are ") for value in (None, 3, [("head.bias", 0.0)], "head.bias")),
+    *((value, PARAMETERS, ConfigError, "The configuration is ") for value in (None, "translation", CONFIG.as_dict())),
+]
 
 
-def test_a_parameter_is_extra(backend: Backend, refused: Refused) -> None:
-    says = "Parameter 'head.wieght' does not belong to this configuration; the nearest name is 'head.weight'."
-    with refused(ParameterError, says):
-        backend(CONFIG, PARAMETERS | {"head.wieght": WEIGHT})
-
-
-@for_each(
-    ("value", "says"),
-    [
-        (WEIGHT.T, "has the shape (24, 31), not (31, 24) (it looks transposed)."),
-        (WEIGHT[:-1], "has the shape (30, 24), not (31, 24)."),
-        (WEIGHT[None], "has the shape (1, 31, 24), not (31, 24)."),
-        (3.0, "has the shape (), not (31, 24)."),
-        (not_finite(np.nan), "is nan at [2, 5]; it should be finite."),
-        (not_finite(-np.inf), "is -inf at [2, 5]; it should be finite."),
-        (not_finite(0).astype(np.float64) + 1e300, "is 1e+300 at [0, 0]; it should be finite."),
-        (WEIGHT.astype(np.int64), "has the dtype int64; expected one of float16, float32, float64."),
-        (WEIGHT.astype(bool), "has the dtype bool; expected one of"),
-        (WEIGHT.astype(np.complex128), "has the dtype complex128; expected one of"),
-        (WEIGHT.astype(object), "has the dtype object; expected one of"),
-        (WEIGHT.astype(np.longdouble), "has the dtype "),
-        ([[1.0], [2.0, 3.0]], "is [[1.0], [2.0, 3.0]]; expected an array (setting an array element with a sequence)."),
-        (Unreadable(), "is <"),
-    ],
-)
-def test_a_parameter_is_not_as_it_should_be(backend: Backend, refused: Refused, value: Any, says: str) -> None:
-    with refused(ParameterError, f"Parameter 'head.weight' {says}"):
-        backend(CONFIG, PARAMETERS | {"head.weight": value})
-
-
-def test_a_running_variance_is_negative(backend: Backend, refused: Refused) -> None:
-    config = preset("notes-lm").resized(norm="batch")
-    parameters = initialize_parameters(config)
-    parameters["decoder.final_norm.running_var"] -= 2
-    with refused(ParameterError, "Parameter 'decoder.final_norm.running_var' is negative (-1.0); a variance should"):
+@for_each(("config", "parameters", "error", "says"), MODELS)
+def test_a_model_that_cannot_be_built(
+    backend: Backend, refused: Refused, config: Any, parameters: Any, error: type[Exception], says: str
+) -> None:
+    with refused(error, says):
         backend(config, parameters)
-
-
-@for_each("parameters", [None, 3, [("head.bias", 0.0)], "head.bias"])
-def test_the_parameters_are_not_arrays_by_name(backend: Backend, refused: Refused, parameters: Any) -> None:
-    with refused(ParameterError, "The parameters are "):
-        backend(CONFIG, parameters)
-
-
-@for_each("config", [None, "translation", CONFIG.as_dict()])
-def test_the_configuration_is_none(backend: Backend, refused: Refused, config: Any) -> None:
-    with refused(ConfigError, "The configuration is "):
-        backend(config, PARAMETERS)
 
 
 @for_each(
@@ -106,46 +99,48 @@ def test_a_choice_is_not_offered(backend: Backend, refused: Refused, choice: str
         backend(CONFIG, PARAMETERS, **{choice: value})
 
 
+TOKENS: list[tuple[Any, str]] = [
+    ([[1, 2], [3, 99]], "[1, 1] is 99, outside the vocabulary of 3"),
+    ([[1, 2], [-1, 3]], "[1, 0] is -1, outside the vocabulary of 3"),
+    (np.full((2, 2), 2**63, np.uint64), "[0, 0] is 9223372036854775808, outside the vocabulary of 3"),
+    (np.ones((2, 12), int), " has 12 tokens; expected at most 11 (max_length)."),
+    (np.ones((0, 2), int), " is empty: it has the shape (0, 2); expected at least one row and one token."),
+    (np.ones((2, 0), int), " is empty: it has the shape (2, 0); expected at least one row and one token."),
+    ([], " has the shape (0,); expected (batch, length)."),
+    ([1, 2], " has the shape (2,); expected (batch, length)."),
+    ([[[1, 2]], [[1, 2]]], " has the shape (2, 1, 2); expected (batch, length)."),
+    ([[1.0, 2.0], [1.0, 2.0]], " has the dtype float64; expected integers."),
+    ([[True, False], [True, False]], " has the dtype bool; expected integers."),
+    ([["a", "b"], ["c", "d"]], " has the dtype <U1; expected integers."),
+    ([[1, 2], [3]], " is [[1, 2], [3]]; expected an array (setting an array element with a sequence)."),
+    ("ab", " has the shape (); expected (batch, length)."),
+    (Unreadable(), " is <"),
+]
+NAMES = "for this encoder-decoder it takes source, target."
+
+INPUTS: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"source": SOURCE, "target": TARGET} | {name: value}, f"{name}{says}")
+        for name in ("source", "target")
+        for value, says in TOKENS
+    ),
+    ({"source": SOURCE[:1], "target": TARGET}, "source has 1 rows and target 2; expected as many."),
+]
+
+
 @for_each("fast", [False, True])
-@for_each("name", ["source", "target"])
-@for_each(
-    ("tokens", "says"),
-    [
-        ([[1, 2], [3, 99]], "[1, 1] is 99, outside the vocabulary of 3"),
-        ([[1, 2], [-1, 3]], "[1, 0] is -1, outside the vocabulary of 3"),
-        (np.full((2, 2), 2**63, np.uint64), "[0, 0] is 9223372036854775808, outside the vocabulary of 3"),
-        (np.ones((2, 12), int), " has 12 tokens; expected at most 11 (max_length)."),
-        (np.ones((0, 2), int), " is empty: it has the shape (0, 2); expected at least one row and one token."),
-        (np.ones((2, 0), int), " is empty: it has the shape (2, 0); expected at least one row and one token."),
-        ([], " has the shape (0,); expected (batch, length)."),
-        ([1, 2], " has the shape (2,); expected (batch, length)."),
-        ([[[1, 2]], [[1, 2]]], " has the shape (2, 1, 2); expected (batch, length)."),
-        ([[1.0, 2.0], [1.0, 2.0]], " has the dtype float64; expected integers."),
-        ([[True, False], [True, False]], " has the dtype bool; expected integers."),
-        ([["a", "b"], ["c", "d"]], " has the dtype <U1; expected integers."),
-        ([[1, 2], [3]], " is [[1, 2], [3]]; expected an array (setting an array element with a sequence)."),
-        ("ab", " has the shape (); expected (batch, length)."),
-        (Unreadable(), " is <"),
-    ],
-)
+@for_each(("inputs", "says"), INPUTS)
 def test_tokens_that_no_model_can_read(
-    forward: Forward, refused: Refused, name: str, tokens: Any, says: str, fast: bool
+    forward: Forward, refused: Refused, inputs: dict[str, Any], says: str, fast: bool
 ) -> None:
-    inputs: dict[str, Any] = {"source": SOURCE, "target": TARGET} | {name: tokens}
-    with refused(InputError, f"{name}{says}"):
+    with refused(InputError, says):
         (forward.logits if fast else forward)(**inputs)
 
 
 @for_each("inputs", [{}, {"source": SOURCE}, {"tokens": SOURCE}, {"source": SOURCE, "target": TARGET, "mask": SOURCE}])
 def test_inputs_by_other_names(forward: Forward, refused: Refused, inputs: dict[str, Any]) -> None:
-    given = ", ".join(sorted(inputs)) or "nothing"
-    with refused(InputError, f"forward was given {given}; for this encoder-decoder it takes source, target."):
+    with refused(InputError, f"forward was given {', '.join(sorted(inputs)) or 'nothing'}; {NAMES}"):
         forward(**inputs)
-
-
-def test_a_source_for_each_target(forward: Forward, refused: Refused) -> None:
-    with refused(InputError, "source has 1 rows and target 2; expected as many."):
-        forward(source=SOURCE[:1], target=TARGET)
 
 
 @for_each(
@@ -188,6 +183,5 @@ def test_generation_from_nothing_sensible(
 
 
 def test_a_lone_encoder_does_not_generate(backend: Backend, refused: Refused) -> None:
-    config = preset("translation").resized(architecture="encoder")
     with refused(InputError, "A lone encoder cannot generate: it has no decoder."):
-        backend(config, initialize_parameters(config)).generate(SOURCE, 1)
+        backend(ENCODER, initialize_parameters(ENCODER)).generate(SOURCE, 1)

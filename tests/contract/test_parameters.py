@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tests.looping import for_each
 
 from transparity import (
@@ -27,7 +26,7 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS}
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
 CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
 
-each_config = pytest.mark.parametrize("config", [pytest.param(value, id=name) for name, value in CONFIGS.items()])
+each_config = for_each("config", CONFIGS.values())
 
 
 def numbered(config: TransformerConfig) -> dict[str, np.ndarray]:

@@ -20,10 +20,10 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 from transparity_conformance.checking.systems import named_config
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.exchange.bundle.bundle import Bundle, bundle_probes
-from transparity_conformance.exchange.bundle.manifest import FILES
-from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle, read_config
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle import Bundle, bundle_probes
+from transparity_conformance.exchange.manifest import FILES
+from transparity_conformance.exchange.reading import read_actual, read_bundle, read_config
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.files import OutputError, check_writable
 from transparity_conformance.running.loading import load_port
 

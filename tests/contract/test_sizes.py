@@ -26,7 +26,7 @@ from transparity_conformance.capabilities.requests import greedy_requests
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.probes import LONGEST, probes_of
 
 SECONDS, MEGABYTES = 5.0, 300

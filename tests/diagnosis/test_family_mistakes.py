@@ -24,7 +24,7 @@ from transparity_conformance.capabilities.capability import BuiltPort, ForwardPa
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue import faults_at, hypotheses, whole_model, widest
 from transparity_conformance.checking.check import check
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
@@ -207,10 +207,7 @@ def test_a_variant_for_these_families_is_named(case: str, id: str) -> None:
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     config, probe = CASES[case], probes_called(case)["square"]
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1)))
-    widest: dict[tuple[str, str], Any] = {}
-    for hypothesis in [*hypotheses(config, taps), *whole_model(config)]:
-        widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
-    for hypothesis in widest.values():
+    for hypothesis in widest([*hypotheses(config, taps), *whole_model(config)]):
         with np.errstate(all="ignore"):
             logits = walk(probe, {}, (hypothesis,))["logits"]
         assert logits.dtype == np.float64

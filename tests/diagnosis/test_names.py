@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.diagnosis.ports import Carry, port
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
@@ -14,31 +15,6 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
-from transparity_numpy.transformer import transformer
-
-Carry = Callable[[TransformerConfig, Arrays], Arrays]
-Patch = Callable[[str, np.ndarray], np.ndarray]
-
-
-def port(carry: Carry = lambda config, parameters: {}, patch: Patch = lambda name, value: value) -> Callable[..., Any]:
-    """The reference in float32 with other parameters, or other values at taps."""
-
-    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
-        changed = parameters | carry(config, parameters)
-
-        def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
-            taps = Arrays()
-
-            def tap(name: str, value: np.ndarray) -> np.ndarray:
-                taps[name] = patch(name, value).astype(np.float32)
-                return taps[name]
-
-            transformer(config, changed, tap=tap, **tokens)
-            return taps
-
-        return forward
-
-    return build
 
 
 def copied(into: str, source: str) -> Carry:
@@ -120,19 +96,19 @@ def test_layers_that_share_the_rates_of_a_recurrence_are_named() -> None:
 
 
 def test_a_scale_in_front_of_a_norm_is_tied_with_eps() -> None:
-    def patch(name: str, value: np.ndarray) -> np.ndarray:
+    def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
         return value * np.float32(0.7) if name == "decoder.layers.1.output" else value
 
-    report = check(port(patch=patch), "notes-lm", logits_only=True)
+    report = check(port(change=change), "notes-lm", logits_only=True)
     (fault,) = report.faults
     assert {fault.causes[0].mistake, *fault.indistinguishable} >= {"norm-eps", "norm-input-scale"}
 
 
 def test_what_remains_is_compared_with_rounding() -> None:
-    def patch(name: str, value: np.ndarray) -> np.ndarray:
+    def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
         return value * np.float32(1 + 2e-5) if name.endswith("attention.scores") else value
 
-    report = check(port(patch=patch), "notes-lm")
+    report = check(port(change=change), "notes-lm")
     assert named(report) == {"attention-scale"} and "something else remains" not in sentence(report)
 
 
@@ -142,10 +118,10 @@ def test_a_number_that_one_probe_refutes_is_not_certain(logits_only: bool) -> No
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         ratio = (3 * config.head_dim) ** -0.5 / config.score_scale
 
-        def patch(name: str, value: np.ndarray) -> np.ndarray:
+        def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
             return value * np.float32(ratio) if name.endswith("attention.scores") else value
 
-        return port(patch=patch)(config, parameters)
+        return port(change=change)(config, parameters)
 
     report = check(build, "notes-attention", logits_only=logits_only)
     assert named(report) == {"attention-scale"} and "√embed_dim" not in report.faults[0].causes[0].says

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.diagnosis.ports import port
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -18,28 +19,24 @@ from transparity_conformance.oracle.probes import probes
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
-from transparity_numpy.transformer import transformer
 
 Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """From scores, mask and right weights to the port's weights."""
 
 
-def port(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any]:
+def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any]:
     """The reference in float32, with the weights of `weigh` at all taps that end in `only`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
-            state, taps = WalkState(config, parameters, tokens), Arrays()
+            state, scores = WalkState(config, parameters, tokens), Arrays()
 
-            def tap(name: str, value: np.ndarray) -> np.ndarray:
-                if name.endswith(only):
-                    mask = np.broadcast_to(right_mask(state, name), value.shape)
-                    value = weigh(taps[name.replace("weights", "scores")], mask, value).astype(np.float32)
-                taps[name] = value
-                return value
+            def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+                scores["last"] = value if name.endswith("scores") else scores.get("last", value)
+                mask = right_mask(state, name) if name.endswith(only) else None
+                return value if mask is None else weigh(scores["last"], np.broadcast_to(mask, value.shape), value)
 
-            transformer(config, parameters, tap=tap, **tokens)
-            return taps
+            return port(change=change)(config, parameters)(**tokens)  # type: ignore[no-any-return]
 
         return forward
 
@@ -74,14 +71,14 @@ def claim(report: Report) -> list[str]:
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize("convention", [zeros, additive, by_scores_where_hidden])
 def test_another_convention_for_rows_that_see_nothing_agrees(convention: Weigh, logits_only: bool) -> None:
-    report = check(port(convention), "pre-norm", logits_only=logits_only)
+    report = check(weighing(convention), "pre-norm", logits_only=logits_only)
     assert report.verdict == "agrees" and claim(report) == ["agrees"], report.notes
     (note,) = (note for note in report.notes if note.startswith("wholly_hidden"))
     assert convention is not zeros or "weights of zero" in note
 
 
 def test_steps_with_a_cache_may_follow_another_convention_too() -> None:
-    built = port(zeros)
+    built = weighing(zeros)
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         model = built(config, parameters)
@@ -102,13 +99,13 @@ def test_steps_with_a_cache_may_follow_another_convention_too() -> None:
 
 
 def test_a_port_with_our_convention_has_no_such_claim() -> None:
-    report = check(port(lambda scores, mask, weights: weights), "pre-norm")
+    report = check(weighing(lambda scores, mask, weights: weights), "pre-norm")
     assert report.verdict == "agrees" and not claim(report)
 
 
 @pytest.mark.long
 def test_not_a_number_is_no_convention() -> None:
-    report = check(port(nan), "pre-norm", logits_only=True)
+    report = check(weighing(nan), "pre-norm", logits_only=True)
     assert report.verdict == "diverges"
 
 
@@ -116,14 +113,14 @@ def test_not_a_number_is_no_convention() -> None:
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
     for only in ("encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.weights"):
-        report = check(port(unmasked, only), "pre-norm", logits_only=logits_only)
+        report = check(weighing(unmasked, only), "pre-norm", logits_only=logits_only)
         assert report.verdict == "diverges", only
         assert report.faults[0].causes[0].mistake == "padding-ignored"
 
 
 def test_where_masked_keys_weigh_something_the_document_decides() -> None:
     assert not preset("walkthrough").mask_is_exact
-    assert check(port(zeros), "walkthrough").verdict == "diverges"
+    assert check(weighing(zeros), "walkthrough").verdict == "diverges"
 
 
 @pytest.mark.long
@@ -132,7 +129,7 @@ def test_a_fault_is_named_beside_another_convention() -> None:
         hidden = np.where(mask, 2 * scores, -1e9)
         return np.where(mask.any(-1, keepdims=True), softmax(hidden), 0)
 
-    report = check(port(both, "decoder.layers.1.self_attention.weights"), "pre-norm", logits_only=True)
+    report = check(weighing(both, "decoder.layers.1.self_attention.weights"), "pre-norm", logits_only=True)
     assert report.faults[0].causes[0].mistake == "attention-scale"
 
 

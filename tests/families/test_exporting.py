@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import pkgutil
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.families.cases import CHANGES
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig, full_attention_every
 from transparity_conformance.checking.check import check
-from transparity_conformance.checkpoints import families
-from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import FILES, family_called, import_checkpoint
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import tensors_of
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.cli import app
@@ -38,88 +37,13 @@ transformers.logging.disable_progress_bar()
 
 Refusal = Callable[..., AbstractContextManager[None]]
 
-UNTIED = {"tied_head": False}
-
-MASKED = {"head": "logits", "head_transform": True, "tied_head": True}
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert, hidden": ("bert", {"head": "hidden", "num_token_types": 3}),
-    "roberta, another pad": ("roberta", {"pad_id": 4, "position_offset": 5}),
-    "gpt2, untied": ("gpt2", {"tied_head": False, "feed_forward_dim": 22, "attention_scale": "none"}),
-    "llama, one key": ("llama", {"num_key_value_heads": 1, "attention_head_dim": 10, "tied_head": True}),
-    "llama, biases": ("llama", {"qkv_bias": True, "output_bias": True, "feed_forward_bias": True}),
-    "llama, scaled": ("llama", {"rotary_scaling": "linear", "rotary_factor": 3.0, "rope_theta": 500.0}),
-    "llama, as in 3.1": (
-        "llama",
-        {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0},
-    ),
-    "qwen2, yarn": (
-        "qwen2",
-        {"rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_length": 16, "rope_theta": 30.0}
-        | {"rotary_high_frequency": 3.0, "rotary_low_frequency": 0.5, "rotary_attention_factor": 1.25},
-    ),
-    "phi3, longrope": (
-        "phi3",
-        {"rotary_scaling": "longrope", "rotary_original_length": 16, "rotary_attention_factor": 1.5}
-        | {"rotary_short_factors": (1.0, 2.0), "rotary_long_factors": (3.0, 5.5)},
-    ),
-    "falcon, grouped": ("falcon", {"num_key_value_heads": 2, "branches": "parallel", "feed_forward_dim": 22}),
-    "falcon, grouped with one norm": ("falcon", {"num_key_value_heads": 2}),
-    "falcon, sequential": (
-        "falcon",
-        {"num_key_value_heads": 4, "branches": "sequential", "tied_head": False}
-        | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), True),
-    ),
-    "bert, masked": ("bert", MASKED),
-    "roberta, masked": ("roberta", MASKED),
-    "mpnet, masked": ("mpnet", MASKED),
-    "xlm-roberta, masked": ("xlm-roberta", MASKED),
-    "distilbert, hidden": ("distilbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
-    "modernbert, hidden": ("modernbert", {"head": "hidden", "head_transform": False, "tied_head": False}),
-    "modernbert, biases": (
-        "modernbert",
-        dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias", "norm_bias", "head_transform_bias"), True),
-    ),
-    "modernbert, untied": ("modernbert", {"tied_head": False, "head_bias": False}),
-    "vit, classes": ("vit", {"head": "classes", "num_classes": 3, "pooler": "none", "image_channels": 1}),
-    "clip_text_model, legacy": ("clip_text_model", {"eos_id": 2, "pooling": "largest", "activation": "gelu"}),
-    "clip_text_model, projected": ("clip_text_model", {"head": "classes", "num_classes": 5}),
-    "clip_vision_model, projected": ("clip_vision_model", {"head": "classes", "num_classes": 5, "image_channels": 1}),
-    "bert, classes": ("bert", {"head": "classes", "num_classes": 3}),
-    "roberta, classes": ("roberta", {"head": "classes"}),
-    "distilbert, classes": ("distilbert", {"head": "classes", "pooler": "relu", "head_transform": False} | UNTIED),
-    "modernbert, classes": ("modernbert", {"head": "classes", "pooling": "mean", "pooler": "none"} | UNTIED),
-    "llama, classes": ("llama", {"head": "classes", "pooling": "last", "pooler": "none", "pad_id": 0}),
-    "mistral, no window": ("mistral", {"sliding_window": None}),
-    "qwen2, windows": ("qwen2", {"sliding_window": 3}),
-    "qwen3, some windows": ("qwen3", {"sliding_window": 3, **full_attention_every(2)}),
-    "gemma2, another scale": ("gemma2", {"attention_multiplier": 224**-0.5, "final_softcap": None}),
-    "t5, gated": ("t5", {"gated": True, "activation": "gelu-tanh", "tied_head": False, "head_scale": "none"}),
-    "t5, its encoder": (
-        "t5",
-        {"architecture": "encoder", "head": "hidden", "tied_head": False, "shared_embedding": False}
-        | {"head_scale": "none", "target_vocab_size": None, "num_decoder_layers": 6},
-    ),
-    "bart, no bias": ("bart", {"head_bias": False}),
-    "bart, untied": ("bart", {"tied_head": False}),
-    "marian, two vocabularies": ("marian", {"shared_embedding": False, "target_vocab_size": 43}),
-    "whisper, learned": ("whisper", {"encoder_positions": "learned"}),
-    "whisper, untied": ("whisper", {"tied_head": False, "activation": "relu", "mel_bins": 9, "num_frames": 2}),
-    "opt, norms behind": (
-        "opt",
-        {"norm_position": "post", "final_norm": False, "tied_head": False}
-        | dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias"), False),
-    ),
-    "opt, no last norm": ("opt", {"final_norm": False}),
-}
-"""Models that a family has beside its small one, by what differs."""
-
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FILES} | VARIANTS
+MODELS = [*FAMILIES, *CHANGES]
+"""The small models, and those beside them."""
 
 
 def model(name: str) -> tuple[str, TransformerConfig, Arrays]:
-    model_type, changes = MODELS[name]
-    config = dataclasses.replace(example_config(model_type), **changes)
+    model_type = name.partition(", ")[0]
+    config = TransformerConfig.from_dict(example_config(model_type).as_dict() | CHANGES.get(name, {}))
     return model_type, config, probe_parameters(config)
 
 
@@ -156,7 +80,7 @@ def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.sampled(32)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_agrees_through_the_loader(name: str) -> None:
     report = check(LOADERS.get(name, causal), family=name, audit=None if name in AUDITED else False)
     assert report.verdict == "agrees", report
@@ -198,7 +122,7 @@ LOADERS = (
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path) -> None:
     config = example_config(name)
     configs = [probe.config for probe in probes_of(config, "config").values()]
@@ -207,16 +131,8 @@ def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path)
         export_checkpoint(name, each, probe_parameters(each), tmp_path / str(index))
 
 
-def test_every_family_has_its_file_and_its_example() -> None:
-    modules = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
-    tables = [importlib.import_module(module.name) for module in modules]
-    written = {name for table in tables for name in getattr(table, "FAMILIES", {})}
-    assert written == set(FILES), f"importing.py, FILES: {sorted(written ^ set(FILES))}"
-    assert set(EXAMPLES) == set(FILES), f"examples.py, EXAMPLES: {sorted(set(EXAMPLES) ^ set(FILES))}"
-
-
 def test_the_axes_of_an_example_differ() -> None:
-    for name in FILES:
+    for name in FAMILIES:
         config = example_config(name)
         vocabulary = config.image_size if config.reads_pixels else config.vocab_size
         sizes = [config.embed_dim, config.feed_forward_dim, vocabulary, config.max_length]

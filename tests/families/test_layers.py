@@ -15,7 +15,8 @@ from transparity.errors import TransparityError
 from transparity.taps import recording
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import FILES, Opened, import_checkpoint, open_checkpoint
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.importing import Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
 from transparity_conformance.cli import app
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
@@ -27,7 +28,7 @@ from transparity_numpy.transformer import transformer
 WHOLE = ("bart", "clip_text_model", "clip_vision_model", "marian", "modernbert", "mpnet", "t5", "vit", "whisper")
 """Families whose layers cannot be apart."""
 
-ONE_STACK = [name for name in FILES if name not in WHOLE]
+ONE_STACK = [name for name in FAMILIES if name not in WHOLE]
 LOADER = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders" / "llama_module.py"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +20,6 @@ from transparity_conformance.oracle.cases import CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters, probes_of
 from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_pytorch.port import build as pytorch_build
-
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
-    warnings.simplefilter("ignore")
-    import transformers
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
 
@@ -98,14 +93,6 @@ def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(back
     np.testing.assert_array_equal(as_numbers(again), right)
     with pytest.raises(InputError, match=r"^out is of shape \(2,\); expected \("):
         forward.logits(pixels=pixels, out=np.empty(2, np.float32))
-
-
-def test_transformers_agrees_in_both_classes() -> None:
-    def load(folder: str) -> Any:
-        return transformers.AutoModel.from_pretrained(folder)
-
-    report = check(load, family="vit", audit=False)
-    assert report.verdict == "agrees", report
 
 
 def test_a_module_of_images_agrees() -> None:

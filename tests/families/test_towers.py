@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.families.test_families import GONE, Case, Refusal, edited, in_double_precision, invoke, made, same, tokens_of
+from tests.families.cases import Case
+from tests.families.test_families import GONE, Refusal, edited, in_double_precision, invoke, made, same, tokens_of
 from transformers import CLIPConfig
 
 from transparity.protocol import Backend
@@ -25,9 +26,7 @@ OF_TEXTS: dict[str, Any] = {"vocab_size": 41, "hidden_size": 12, "intermediate_s
 OF_TEXTS |= {"bos_token_id": 39, "eos_token_id": 40, "hidden_act": "gelu", "projection_dim": 9}  # which is not used
 OF_IMAGES = {"hidden_size": 15, "intermediate_size": 20, "image_size": 6, "patch_size": 2}
 PAIR = Case(
-    "CLIPModel",
-    {"text_config": OF_BOTH | OF_TEXTS, "vision_config": OF_BOTH | OF_IMAGES, "projection_dim": 7},
-    {},
+    "CLIPModel", {"text_config": OF_BOTH | OF_TEXTS, "vision_config": OF_BOTH | OF_IMAGES, "projection_dim": 7}, {}
 )
 SECTIONS = {"text_config": "clip_text_model", "vision_config": "clip_vision_model"}
 

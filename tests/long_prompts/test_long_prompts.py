@@ -102,7 +102,6 @@ def test_no_array_has_a_number_for_every_query_and_key() -> None:
     assert peak < 8192**2
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | None) -> None:
     report = checked(dataclasses.replace(LLAMA, sliding_window=window))
@@ -132,7 +131,6 @@ FAR = {
 
 
 @pytest.mark.long
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAR)
 def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: str) -> None:
     wrong, length, cause, says = FAR[name]
@@ -143,7 +141,6 @@ def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: s
     assert found and {each.mistake for each in found} == {cause} and says in found[0].says, as_text([report])
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "first"), [("one_more", 300), ("one_more_far_away", 600)])
 def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(name: str, first: int) -> None:
     report = checked(dataclasses.replace(LLAMA, sliding_window=300), sees=of(name))

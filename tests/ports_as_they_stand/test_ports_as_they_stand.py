@@ -12,7 +12,7 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
@@ -116,7 +116,7 @@ def test_a_right_port_agrees(name: str) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", IGNORED)
 def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_path: Path) -> None:
-    loader = Loader(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
+    loader = audited_of(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
     audit = audited(loader, example_config(FAMILIES[name]), "float32", silent, with_fields=True)
     assert {*audit.fields_with("ignored"), *audit.fields_with("wrong")} == IGNORED[name]
     of_every_folder = [each for each in audit.tensors if "(with " not in each.name]  # others come with an ignored field

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.looping import for_each
+import pytest
 
 FRAMEWORKS = {"torch", "jax", "flax"}
 
@@ -17,7 +17,7 @@ def imported_by(statement: str) -> set[str]:
     return set(process.stdout.split())
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("statement", "expected"),
     [
         ("import transparity", set()),

@@ -15,7 +15,7 @@ from tests.looping import for_each
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.table import ATTRIBUTES
-from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.describing.causes import meanings
 from transparity_conformance.suite.claims import all_claims
@@ -155,7 +155,7 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
     listed = re.search(r"(?s)These families are read: (.+?)\. ", read("docs/families.md"))
     assert listed
     families = re.findall(r"`([\w-]+)`", listed[1])
-    assert sorted(families) == sorted(FILES), f"docs/families.md: {sorted({*families} ^ {*FILES})}"
+    assert sorted(families) == sorted(FAMILIES), f"docs/families.md: {sorted({*families} ^ {*FAMILIES})}"
 
 
 def test_every_capability_is_on_its_page() -> None:

@@ -1,12 +1,14 @@
-"""Every test is in a session: `nox -s quick`, `tests` or `nightly`, by what was measured of it, or one of its own."""
+"""Every test is in a session: `nox -s quick`, `tests` or `nightly`, by what was measured of it, or one of its own.
+
+`python -m tests.project.test_sessions` moves what was measured to the files that tests are in now, and drops the rest.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
-
-import pytest
 
 from transparity_conformance.suite.claims import all_claims
 
@@ -20,17 +22,20 @@ OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", 
 """Folders of tests that another session runs: the first needs an idle machine, the second real weights, and the third
 is an example of a test, which `tests/project/test_example_checks.py` runs."""
 
-NEVER_QUICK: dict[str, str] = {}
+NEVER_QUICK = {
+    "conformance/meta/attacks": "each check of an attack takes seconds",
+    "tests/ports_as_they_stand": "each port of others takes seconds to load and to check",
+}
 """Folders of tests without a quick one, with the reason."""
 
 
-def test_files() -> list[Path]:
+def files_of_tests() -> list[Path]:
     found = (path.relative_to(ROOT) for path in ROOT.rglob("test_*.py"))
     return [path for path in found if not {"build", ".nox", ".venv"} & set(path.parts)]
 
 
 def test_every_file_of_tests_is_in_a_session() -> None:
-    files = test_files()
+    files = files_of_tests()
     assert files
     outside = [path for path in files if path.parts[0] not in NIGHTLY]
     assert [str(path) for path in outside if not str(path).startswith(tuple(OF_THEIR_OWN))] == []
@@ -44,17 +49,45 @@ def names_of(path: Path) -> set[str]:
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
+def gone() -> dict[str, list[str]]:
+    """What was measured of tests that are not there, by file."""
+    known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
+    lost = {
+        file: [name for name in tests if not {name, name.partition("-")[0]} & known[file]]
+        for file, tests in DURATIONS.items()
+    }
+    return {file: names for file, names in lost.items() if names}
+
+
 def test_what_was_measured_still_exists() -> None:
-    gone = [file for file in DURATIONS if not (ROOT / file).exists()]
-    assert gone == [], "take them out of tests/durations.json"
-    for file, tests in DURATIONS.items():
-        known = names_of(ROOT / file)
-        assert [name for name in tests if name.partition("-")[0] not in known and name not in known] == [], file
+    assert gone() == {}, "run python -m tests.project.test_sessions"
 
 
-def test_every_folder_has_a_quick_test(pytestconfig: pytest.Config) -> None:
-    import conftest
-
-    folders = {str(path.parent) for path in test_files() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
-    quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= conftest.QUICK}
+def test_every_folder_has_a_quick_test() -> None:
+    (limit,) = re.findall(r"(?m)^QUICK, MOST, LONGEST = ([\d.]+),", (ROOT / "conftest.py").read_text())
+    folders = {str(path.parent) for path in files_of_tests() if path.parts[0] in NIGHTLY} - set(OF_THEIR_OWN)
+    quick = {str(Path(file).parent) for file, tests in DURATIONS.items() if min(tests.values()) <= float(limit)}
     assert sorted(folders - quick) == sorted(NEVER_QUICK)
+
+
+def mend() -> None:
+    """Write tests/durations.json without what is gone, and with what has moved where it is."""
+    places: dict[str, list[str]] = {}
+    for path in files_of_tests():
+        for name in names_of(ROOT / path):
+            places.setdefault(name, []).append(str(path))
+    for file, names in gone().items():
+        for name in names:
+            seconds = DURATIONS[file].pop(name)
+            if len(now := places.get(name, [])) == 1:
+                DURATIONS.setdefault(now[0], {}).setdefault(name, seconds)
+    rows = [
+        f" {json.dumps(file)}: {json.dumps(dict(sorted(each.items())))}"
+        for file, each in sorted(DURATIONS.items())
+        if each
+    ]
+    (ROOT / "tests/durations.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    mend()

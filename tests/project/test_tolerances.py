@@ -8,7 +8,10 @@ from pathlib import Path
 
 from tests.looping import for_each
 
+from transparity_conformance.diagnosis import thresholds
+
 ROOT = Path(__file__).parents[2]
+PACKAGES = [ROOT / "conformance/transparity_conformance" / name for name in ("catalogue", "diagnosis", "oracle")]
 FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
 
 COMPARING = {"approx", "allclose", "assert_allclose", "isclose", "assert_close", "assert_array_almost_equal"}
@@ -34,6 +37,14 @@ def typed_tolerances(text: str) -> Iterator[int]:
             yield node.lineno
 
 
+def typed_fractions(text: str) -> Iterator[int]:
+    """The lines of comparisons with a typed number that is not whole."""
+    for node in ast.walk(ast.parse(text)):
+        is_ordering = isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops)
+        if is_ordering and any(not float(number).is_integer() for number in _numbers(node)):
+            yield node.lineno
+
+
 def _numbers(node: ast.AST) -> list[float]:
     found = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
     return [value for value in found if isinstance(value, int | float)]
@@ -51,6 +62,20 @@ def _has_small(node: ast.AST) -> bool:
 def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
     if path.name not in FIGURES:
         assert list(typed_tolerances(path.read_text())) == []
+
+
+@for_each("package", PACKAGES)
+def test_no_tolerance_is_typed_into_a_judgement(package: Path) -> None:
+    """Thresholds are in tables, each with what it was measured on: `oracle.budgets`, `diagnosis.thresholds`."""
+    files = {path: path.read_text() for path in package.rglob("*.py")}
+    found = {path.name: [*typed_tolerances(text), *typed_fractions(text)] for path, text in files.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_every_threshold_says_what_it_was_measured_on() -> None:
+    tables = [value if isinstance(value, dict) else {"": value} for value in vars(thresholds).values()]
+    every = [each for table in tables for each in table.values() if isinstance(each, thresholds.Threshold)]
+    assert every and all(any(map(str.isdigit, each.provenance)) for each in every)
 
 
 @for_each(

@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
-from transparity_conformance.exchange.bundle.reading import read_bundle
+from transparity_conformance.exchange.reading import read_bundle
 from transparity_numpy.port import build
 
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

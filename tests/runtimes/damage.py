@@ -31,6 +31,7 @@ from tests.runtimes.cached_models import export
 from tests.runtimes.gguf_files import KINDS as TYPES
 from tests.runtimes.gguf_files import write
 
+from meta.fuzz.strategies import damaged, examples
 from transparity.errors import TransparityError
 from transparity_conformance.checking.artefacts.gguf.checking import GgufCheck
 from transparity_conformance.checking.artefacts.gguf.metadata import keys_of
@@ -76,24 +77,13 @@ def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
     else:
         path = target
     data = source.read_bytes()
-    ways: list[Callable[[], bytes]] = [lambda: _damaged(random, data), lambda: _flipped(random, data)]
+    ways: list[Callable[[], bytes]] = [
+        lambda: examples(damaged(data), 2, random.getrandbits(32))[-1],
+        lambda: _flipped(random, data),
+    ]
     ways += [lambda: _renamed(kind, random, data)] if path.suffix != ".json" else []
     path.write_bytes(random.choice(ways)())
     return target
-
-
-def _damaged(random: Random, data: bytes) -> bytes:
-    """Return bytes with one piece cut out, repeated, zeroed or put in."""
-    start, size = random.randrange(len(data) if random.random() < 0.5 else min(len(data), 600)), random.randrange(1, 40)
-    before, piece, after = data[:start], data[start : start + size], data[start + size :]
-    pieces = (
-        b"",
-        piece + random.randbytes(size),
-        piece * 3,
-        b"\0" * size,
-        bytes([piece[0] ^ 1 << random.randrange(8)]),
-    )
-    return random.choice((before, *(before + piece + after for piece in pieces)))
 
 
 def _flipped(random: Random, data: bytes) -> bytes:

@@ -39,8 +39,10 @@ def judged(folder: Path, checkpoint: Path) -> Report:
     return check_port(model, system.name, config=system.config, parameters=system.parameters)
 
 
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("family", ["bert", "gemma2", "gpt2", "opt", "qwen3", "roberta", "t5"])
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize(
+    "family", ["bert", "gemma2", "gpt2", "opt", "qwen3", "roberta", "t5", "whisper", "vit", "mamba2", "qwen3_next"]
+)
 def test_a_folder_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
@@ -53,12 +55,6 @@ def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(f
     folder = tmp_path / family
     export_checkpoint(family, config, probe_parameters(config), folder)
     assert judged(folder, folder).verdict == "agrees"
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", ["whisper", "vit", "mamba2", "qwen3_next"])
-def test_a_folder_of_images_frames_or_recurrences_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
-    assert judged(hub(family), hub(family)).verdict == "agrees"
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from meta.modules.measure import CASES, Mistakes, causes, judged, models_of
+from meta.modules.measure import CASES, LINES, Mistakes, causes, judged, models_of
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -56,7 +56,7 @@ def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
     models = models_of(framework)
     found = adapt(models.model("llama"), LLAMA)
     assert found.is_proved
-    assert found.adapter.lines == models.LINES["llama"]
+    assert found.adapter.lines == LINES[framework]["llama"]
 
 
 class ForOne(eqx.Module):
@@ -187,7 +187,7 @@ def build(config, parameters):
     made(np.zeros((1, 2), "int32"))
     tensors = tensors_of(made)
     values = {{name: tensor.read() for name, tensor in tensors.items()}}
-    for name, value in Adapter(models_of("keras").LINES["llama"]).tensors(config, parameters, values).items():
+    for name, value in Adapter(LINES["keras"]["llama"]).tensors(config, parameters, values).items():
         tensors[name].write(value)
     return made
 """

@@ -13,9 +13,8 @@ from tests.looping import for_each
 
 from transparity_conformance.report.agreement.matrix import Column, Matrix, NotCompared, fold
 from transparity_conformance.report.agreement.page import as_html, write_html
-from transparity_conformance.report.agreement.record import as_json, write_json
 from transparity_conformance.report.agreement.terminal import Printout, as_table
-from transparity_conformance.report.agreement.view import Agreement
+from transparity_conformance.report.agreement.view import Agreement, as_json, write_json
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject
 
 FLAX = Subject("flax", "float32")

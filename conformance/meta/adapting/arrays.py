@@ -191,3 +191,6 @@ class Numbered(nn.Module):
             x = x + y.transpose(1, 2).reshape(b, t, d) @ wo
             x = x + F.relu(F.layer_norm(x, (d,), g2, b2) @ w1 + c1) @ w2 + c2
         return F.layer_norm(x, (d,), gain, shift) @ head
+
+
+PORTS = {"picogpt": pico, "jax-stacked": stacked, "nnx": flax, "numbered": Numbered}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from meta.adapting import arrays, encoders, fused, gpt, llama
+from meta.adapting import arrays, decoders, encoders
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.checkpoints.examples import example_config
@@ -70,30 +70,36 @@ TORCH = dataclasses.replace(
     ANNOTATED, norm="layer", norm_eps=1e-5, norm_position="post", positions="learned", embedding_scale="none"
 )
 
+CONFIGS = {
+    "nanogpt": GPT2,
+    "gpt2-conv1d": GPT2,
+    "mingpt": dataclasses.replace(GPT2, tied_head=False, activation="gelu"),
+    "logits-bias": dataclasses.replace(GPT2, tied_head=False, head_bias=True, activation="gelu"),
+    "lecture": preset("notes-lm").resized(),
+    "bloom": BLOOM,
+    "starcoder": dataclasses.replace(GPT2, num_key_value_heads=1),
+    "meta-llama": LLAMA,
+    "meta-llama-pairs": dataclasses.replace(LLAMA, rope_layout="interleaved"),
+    "hub-llama": LLAMA,
+    "qwen2-gate-up": example_config("qwen2"),
+    "qwen3-in-turn": example_config("qwen3"),
+    "gemma-up-gate": example_config("gemma"),
+    "phi3": LLAMA,
+    "neox": ROTARY,
+    "falcon": FALCON,
+    "to-kv": ALIKE,
+    "bert": BERT,
+    "t5": example_config("t5"),
+    "annotated": ANNOTATED,
+    "torch-transformer": TORCH,
+    "picogpt": GPT2,
+    "jax-stacked": ALIKE,
+    "nnx": GPT2,
+    "numbered": NUMBERED,
+}
+FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS}
+"""The module that each port is in."""
+
 PORTS: dict[str, tuple[Callable[[TransformerConfig], Any], TransformerConfig]] = {
-    "nanogpt": (gpt.NanoGPT, GPT2),
-    "gpt2-conv1d": (gpt.GPT2, GPT2),
-    "mingpt": (gpt.MinGPT, dataclasses.replace(GPT2, tied_head=False, activation="gelu")),
-    "logits-bias": (gpt.LogitsBias, dataclasses.replace(GPT2, tied_head=False, head_bias=True, activation="gelu")),
-    "lecture": (gpt.Lecture, preset("notes-lm").resized()),
-    "bloom": (gpt.Bloom, BLOOM),
-    "starcoder": (gpt.StarCoder, dataclasses.replace(GPT2, num_key_value_heads=1)),
-    "meta-llama": (llama.Meta, LLAMA),
-    "meta-llama-pairs": (llama.Meta, dataclasses.replace(LLAMA, rope_layout="interleaved")),
-    "hub-llama": (llama.HubLlama, LLAMA),
-    "qwen2-gate-up": (llama.Qwen2, example_config("qwen2")),
-    "qwen3-in-turn": (llama.Qwen3, example_config("qwen3")),
-    "gemma-up-gate": (llama.Gemma, example_config("gemma")),
-    "phi3": (fused.Phi3, LLAMA),
-    "neox": (fused.NeoX, ROTARY),
-    "falcon": (fused.Falcon, FALCON),
-    "to-kv": (fused.ToKV, ALIKE),
-    "bert": (encoders.Bert, BERT),
-    "t5": (encoders.T5, example_config("t5")),
-    "annotated": (encoders.Annotated, ANNOTATED),
-    "torch-transformer": (encoders.Torch, TORCH),
-    "picogpt": (arrays.pico, GPT2),
-    "jax-stacked": (arrays.stacked, ALIKE),
-    "nnx": (arrays.flax, dataclasses.replace(GPT2)),
-    "numbered": (arrays.Numbered, NUMBERED),
+    name: (FILES[name].PORTS[name], config) for name, config in CONFIGS.items()
 }

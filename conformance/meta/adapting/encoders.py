@@ -229,3 +229,6 @@ class Torch(nn.Module):
         future = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
         options = {"src_key_padding_mask": padded, "memory_key_padding_mask": padded, "tgt_mask": future}
         return self.out(self.transformer(x, y, **options))
+
+
+PORTS = {"bert": Bert, "t5": T5, "annotated": Annotated, "torch-transformer": Torch}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from meta.adapting.catalogue import PORTS
 from meta.adapting.measure import adapted
-from meta.adapting.wrong import BUGS, file_of
+from meta.adapting.wrong import BUGS, broken
 from transparity_conformance.identify.adapting.names import contradicting
 
 
@@ -20,6 +22,6 @@ def test_a_port_is_matched_without_a_question(name: str) -> None:
     assert contradicting(result.adapter.lines) == []
 
 
-def test_every_bug_is_in_its_file() -> None:
-    assert [bug for bug in BUGS if bug[1] not in file_of(bug[0]).read_text(encoding="utf-8")] == []
-    assert len(set(BUGS)) == len(BUGS)
+def test_every_bug_is_in_its_file(tmp_path: Path) -> None:
+    assert all(callable(broken(tmp_path, **bug)) for bug in BUGS)
+    assert len(BUGS) == len({tuple(bug.values()) for bug in BUGS}) == 33

@@ -17,10 +17,10 @@ from typing import Any
 
 from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import Loader
+from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.importing import FILES
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import CAUSES, Audit
 from transparity_conformance.running.hub import HubBuild
@@ -62,7 +62,7 @@ def named(audit: Audit | None) -> list[str]:
 
 def audit_alone(load: Callable[..., Any], family: str, folder: Path) -> list[str]:
     """The names that the audit tells, without the check of the forward pass."""
-    loader = Loader(HubBuild(load, family, str(folder)))
+    loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
 
 
@@ -84,7 +84,7 @@ def right_loaders(*, twins: bool) -> list[tuple[str, str, Callable[..., Any]]]:
     ]
     if not twins:
         return own
-    return own + [("transformers", family, published(family)) for family in FILES]
+    return own + [("transformers", family, published(family)) for family in FAMILIES]
 
 
 def published(family: str) -> Callable[..., Any]:
@@ -95,7 +95,11 @@ def published(family: str) -> Callable[..., Any]:
     transformers.logging.disable_progress_bar()
     kind = next((kind for kind, families in HEADS.items() if family in families), "AutoModelForCausalLM")
     model = getattr(transformers, kind)
-    return model.from_pretrained
+
+    def load(folder: str) -> Any:
+        return model.from_pretrained(folder)
+
+    return load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,12 +19,13 @@ from transparity import TransformerConfig, check_parameters, initialize_paramete
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.checkpoints.importing import FILES as FAMILIES
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
-from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle, bundle_probes, judge_bundle
-from transparity_conformance.exchange.bundle.manifest import FILES, digest, own_digest
-from transparity_conformance.exchange.bundle.reading import read_actual, read_bundle
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
+from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.manifest import FILES, digest, own_digest
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.memory import check_memory
 
 TINY = TransformerConfig(

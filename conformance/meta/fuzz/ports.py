@@ -15,25 +15,14 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from meta.fuzz import strategies as wild
 from meta.fuzz.files import TINY, drawn_text, right_bundle, right_checkpoint, write
 from meta.fuzz.outcome import ACCEPTED, SECONDS, WrongAnswerError, unreadable
-from meta.fuzz.strategies import (
-    ERRORS,
-    EXITS,
-    NAMES,
-    NOT_FINITE,
-    Draw,
-    damaged,
-    hostile,
-    is_rare,
-    json_values,
-    names,
-    objects,
-)
+from meta.fuzz.strategies import Draw
 from transparity.text import SENTENCE
 from transparity_conformance.checking.check import check
-from transparity_conformance.exchange.bundle.bundle import ACTUAL
-from transparity_conformance.exchange.bundle.reading import read_actual
+from transparity_conformance.exchange.bundle import ACTUAL
+from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.program import run_command
@@ -69,9 +58,11 @@ Answer = Callable[[dict[str, Any]], Any]
 """What a port answers, made of the right taps."""
 
 raising: SearchStrategy[Answer] = st.builds(
-    _raising, st.sampled_from((*ERRORS, *EXITS)), names | st.builds(lambda: "x" * 10**6) | hostile
+    _raising, st.sampled_from((*wild.ERRORS, *wild.EXITS)), wild.names | st.builds(lambda: "x" * 10**6) | wild.hostile
 )
-_unknown = st.sampled_from([name for name in NAMES if name != "logits"]) | st.sampled_from((3, None, (1,))) | hostile
+_unknown = (
+    st.sampled_from([name for name in wild.NAMES if name != "logits"]) | st.sampled_from((3, None, (1,))) | wild.hostile
+)
 _plain: tuple[Answer, ...] = (
     Surprising,
     lambda right: {},
@@ -88,15 +79,15 @@ def _one_number(value: float) -> Answer:
 
 
 answers: SearchStrategy[Answer] = st.one_of(
-    objects.map(lambda value: lambda right: value),
-    objects.map(lambda value: lambda right: {"logits": value}),
-    st.builds(lambda at, value: lambda right: right | {[*right][at % len(right)]: value}, st.integers(0), objects),
+    wild.objects.map(lambda value: lambda right: value),
+    wild.objects.map(lambda value: lambda right: {"logits": value}),
+    st.builds(lambda at, value: lambda right: right | {[*right][at % len(right)]: value}, st.integers(0), wild.objects),
     _unknown.map(lambda name: lambda right: right | {name: right["logits"]}),
     st.sampled_from(_plain),
     st.sampled_from(("float16", "complex128", "bool", "object", "int64", "S8")).map(
         lambda dtype: lambda right: right["logits"].astype(dtype)
     ),
-    st.sampled_from(NOT_FINITE).map(_one_number),
+    st.sampled_from(wild.NOT_FINITE).map(_one_number),
     st.sampled_from((0, 1e300, -1, 1e-300)).map(lambda factor: lambda right: right["logits"] * factor),
     raising,
 )
@@ -104,8 +95,8 @@ answers: SearchStrategy[Answer] = st.one_of(
 
 def drawn_build(draw: Draw) -> Callable[..., Any]:
     """Draw a port that is wrong when it is built, or in the same way at each call."""
-    wrong, answer = draw(raising | objects.map(lambda value: lambda *_: value)), draw(answers)
-    fails_in_build = draw(is_rare)
+    wrong, answer = draw(raising | wild.objects.map(lambda value: lambda *_: value)), draw(answers)
+    fails_in_build = draw(wild.is_rare)
 
     def build(config: Any, parameters: Any) -> Any:
         if fails_in_build:
@@ -124,7 +115,7 @@ def probe() -> Probe:
 
 def port_call(draw: Draw, folder: Path) -> str:
     """A port that is built and called once."""
-    build, logits_only = drawn_build(draw), draw(is_rare)
+    build, logits_only = drawn_build(draw), draw(wild.is_rare)
     run(built(build, probe()), probe(), logits_only=logits_only)
     return ACCEPTED
 
@@ -171,7 +162,7 @@ HARM = (
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
     """Write the file of a port."""
-    error, text = draw(st.sampled_from((*ERRORS, *EXITS))).__name__, draw(names)
+    error, text = draw(st.sampled_from((*wild.ERRORS, *wild.EXITS))).__name__, draw(wild.names)
     number = draw(st.sampled_from((0, 1, 2, 3, 9, 11)))
     source = draw(st.sampled_from(sources)).format(error=error, text=text, number=number)
     path.write_text(source, encoding="latin-1")
@@ -179,10 +170,10 @@ def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
 
 
 def port_file(draw: Draw, folder: Path) -> str:
-    """A Python file that cannot be imported, or has no port; and names of ports that are none."""
+    """A Python file that cannot be imported, or has no port; and wild.names of ports that are none."""
     path = _source(draw, SOURCES, folder / "port.py")
     name = draw(st.sampled_from(("build", "build", "build", "x y", "", "__name__", "é", "a.b")))
-    spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, names, names.map(lambda file: f"{file}:{name}")))
+    spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, wild.names, wild.names.map(lambda file: f"{file}:{name}")))
     run(built(load_port(spec), probe()), probe())
     return ACCEPTED
 
@@ -204,7 +195,7 @@ PROGRAMS = (
     "head -c 1000000 /dev/urandom >&2; exit 2",
     "rm -rf {bundle}",
 )
-NO_PROGRAMS = (*NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
+NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
 def program(draw: Draw, folder: Path) -> str:
@@ -212,7 +203,7 @@ def program(draw: Draw, folder: Path) -> str:
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})
-    (folder / "source").write_bytes(draw(damaged(files["expected.safetensors"])))
+    (folder / "source").write_bytes(draw(wild.damaged(files["expected.safetensors"])))
     paths = {"source": folder / "source", "actual": folder / ACTUAL, "bundle": folder / "bundle"}
     script = draw(st.sampled_from(PROGRAMS)).format(**paths, number=draw(st.integers(1, 64)))
     command = draw(st.one_of(*[st.just(f"sh -c {shlex.quote(script)}")] * 5, st.sampled_from(NO_PROGRAMS)))
@@ -224,15 +215,15 @@ def program(draw: Draw, folder: Path) -> str:
 def command_line(draw: Draw, folder: Path) -> str:
     """One run of `transparity`, which never agrees with any of these ports."""
     _, files = right_bundle()
-    write(folder, files | {"actual.safetensors": draw(damaged(files["expected.safetensors"]))})
+    write(folder, files | {"actual.safetensors": draw(wild.damaged(files["expected.safetensors"]))})
     config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"
-    config.write_bytes(drawn_text(draw, TINY.as_dict() | {draw(names): draw(json_values)}))
+    config.write_bytes(drawn_text(draw, TINY.as_dict() | {draw(wild.names): draw(wild.json_values)}))
     ours.write_text(TINY.to_json())
     hub.mkdir()
     checkpoint = right_checkpoint("llama")
-    write(hub, checkpoint | {"model.safetensors": draw(damaged(checkpoint["model.safetensors"]))})
+    write(hub, checkpoint | {"model.safetensors": draw(wild.damaged(checkpoint["model.safetensors"]))})
     port = _source(draw, (*SOURCES, *HARM), folder / "port.py")
-    name = draw(st.sampled_from([name for name in NAMES if "\0" not in name and "\ud800" not in name]))
+    name = draw(st.sampled_from([name for name in wild.NAMES if "\0" not in name and "\ud800" not in name]))
     arguments = (
         ["check", f"{port}:build", "--config", str(ours)],
         ["check", f"{port}:build", "--config", str(ours), "--json", str(folder / name)],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from hypothesis.strategies import SearchStrategy
@@ -114,3 +115,23 @@ objects: SearchStrategy[Any] = st.one_of(
     arrays, hostile, json_values, st.binary(max_size=100), st.sampled_from(_others).map(lambda make: make())
 )
 """Python objects of any kind."""
+
+
+def examples(strategy: SearchStrategy[T], count: int, number: int = 0) -> list[T]:
+    """Return up to `count` different values, the simplest first; the same ones for the same number."""
+    found: list[T] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def take(data: st.DataObject) -> None:
+        found.append(data.draw(strategy))
+
+    take()
+    return found

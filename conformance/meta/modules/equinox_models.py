@@ -7,8 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from meta.modules import MATRICES
-
 
 class Block(eqx.Module):
     ln_1: eqx.nn.LayerNorm
@@ -136,38 +134,3 @@ FAMILIES = {"gpt2": GPT2, "llama": Llama}
 def model(family, **mistakes):
     """`Model(config)`, with mistakes."""
     return functools.partial(FAMILIES[family], key=jax.random.key(0), **mistakes)
-
-
-BLOCK, OURS = "blocks.{i}", "decoder.layers.{i}"
-PARTS = {
-    "self_attention_norm": "ln_1",
-    "self_attention.query": "attention.query_proj",
-    "self_attention.key": "attention.key_proj",
-    "self_attention.value": "attention.value_proj",
-    "self_attention.output": "attention.output_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward.up": "up",
-    "feed_forward.down": "down",
-}
-LINES = {
-    "gpt2": {
-        "decoder.token_embedding.weight": "wte.weight",
-        "decoder.position_embedding.weight": "wpe.weight",
-        **{
-            f"{OURS}.{ours}.{leaf}": f"{BLOCK}.{theirs}.{leaf}"
-            for ours, theirs in PARTS.items()
-            for leaf in ("weight", "bias")
-        },
-        "decoder.final_norm.weight": "ln_f.weight",
-        "decoder.final_norm.bias": "ln_f.bias",
-    },
-    "llama": {
-        "decoder.token_embedding.weight": "embeddings",
-        **{f"{OURS}.{ours}.weight": f"layers.{{i}}.projections.{theirs}.T" for ours, theirs in MATRICES.items()},
-        f"{OURS}.self_attention_norm.weight": "layers.{i}.norms.0",
-        f"{OURS}.feed_forward_norm.weight": "layers.{i}.norms.1",
-        "decoder.final_norm.weight": "norm",
-        "head.weight": "head",
-    },
-}
-"""Where the models keep our parameters."""

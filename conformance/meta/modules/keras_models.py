@@ -9,8 +9,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import keras
 from keras import layers, ops
 
-from meta.modules import MATRICES
-
 
 class Embeddings(layers.Layer):
     """Of tokens and positions; and the head that is tied to the former."""
@@ -139,36 +137,3 @@ FAMILIES = {"gpt2": gpt2, "llama": Llama}
 def model(family, **mistakes):
     """`Model(config)`, with mistakes."""
     return functools.partial(FAMILIES[family], **mistakes)
-
-
-OURS = "decoder.layers.{i}"
-NORMS = {"self_attention_norm": "first_norm.{i}", "feed_forward_norm": "second_norm.{i}"}
-LINES = {
-    "gpt2": {
-        "decoder.token_embedding.weight": "embeddings.tokens.embeddings",
-        "decoder.position_embedding.weight": "embeddings.positions.embeddings",
-        **{f"{OURS}.{ours}.weight": f"{theirs}.gamma" for ours, theirs in NORMS.items()},
-        **{f"{OURS}.{ours}.bias": f"{theirs}.beta" for ours, theirs in NORMS.items()},
-        **{
-            f"{OURS}.self_attention.{role}.weight": f"attention.{{i}}.{role}_dense.kernel.view(D, D).T"
-            for role in ("query", "key", "value", "output")
-        },
-        **{
-            f"{OURS}.self_attention.{role}.bias": f"attention.{{i}}.{role}_dense.bias"
-            for role in ("query", "key", "value", "output")
-        },
-        **{f"{OURS}.feed_forward.{role}.weight": f"{role}.{{i}}.kernel.T" for role in ("up", "down")},
-        **{f"{OURS}.feed_forward.{role}.bias": f"{role}.{{i}}.bias" for role in ("up", "down")},
-        "decoder.final_norm.weight": "final_norm.gamma",
-        "decoder.final_norm.bias": "final_norm.beta",
-    },
-    "llama": {
-        "decoder.token_embedding.weight": "embedding.embeddings",
-        **{f"{OURS}.{ours}.weight": f"blocks.{{i}}.{theirs}.kernel.T" for ours, theirs in MATRICES.items()},
-        f"{OURS}.self_attention_norm.weight": "blocks.{i}.norms.0.scale",
-        f"{OURS}.feed_forward_norm.weight": "blocks.{i}.norms.1.scale",
-        "decoder.final_norm.weight": "norm.scale",
-        "head.weight": "head.kernel.T",
-    },
-}
-"""Where the models keep our parameters."""

@@ -9,6 +9,8 @@ import dataclasses
 import importlib
 import sys
 import time
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from transparity_conformance.checking.check import check
@@ -35,22 +37,24 @@ CASES: list[tuple[str, Mistakes, set[str]]] = [
 ]
 """Family, mistakes, and the causes that are right; a model without a mistake agrees."""
 
+LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
+"""Where the models of a framework and family keep our parameters."""
+
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def models_of(framework: str) -> Any:
-    """The file of a framework's models: `model(family, **mistakes)`, and `LINES`."""
+    """The file of a framework's models: `model(family, **mistakes)`."""
     return importlib.import_module(f"meta.modules.{framework}_models")
 
 
 def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
     """The report on a model of one layer, whose tensors are placed by the lines of its file."""
-    models = models_of(framework)
-    given, lines = dict(mistakes), dict(models.LINES[family])
+    given, lines = dict(mistakes), dict(LINES[framework][family])
     if given.pop("transposed", False):
         lines[QUERY] = lines[QUERY].removesuffix(".T") if lines[QUERY].endswith(".T") else f"{lines[QUERY]}.T"
     config = dataclasses.replace(example_config(family), num_decoder_layers=1)
-    return check(adapted(models.model(family, **given), Adapter(lines)), family, config=config)
+    return check(adapted(models_of(framework).model(family, **given), Adapter(lines)), family, config=config)
 
 
 def causes(report: Report) -> set[str]:

@@ -15,7 +15,9 @@ from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.capability_result import CapabilityResult
+from transparity_conformance.report.capability_result import CapabilityResult, CatalogueEntry, alternatives
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
@@ -91,6 +93,45 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     """The ranks of the port."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The error of an answer, its budget, its place, and ties to within rounding."""
+
+    error: float
+    budget: float
+    where: str
+    near: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The error as a multiple of its budget."""
+        return share(self.error, self.budget)
+
+
+def result(
+    claim: str,
+    worst: Judged,
+    explain: Callable[[], tuple[Sequence[Cause], Sequence[CatalogueEntry]]],
+    *,
+    probe: str = "",
+    notes: tuple[str, ...] = (),
+) -> CapabilityResult:
+    """The result of one claim, by the judgement of its worst answer.
+
+    Args:
+        claim, worst: the claim, and the error that is the largest share of its budget.
+        explain: called if it is too large; returns the causes, and all faults that explain as much.
+        probe, notes: the probe to blame; notes for the report.
+    """
+    agrees = worst.share <= 1
+    claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
+    if agrees:
+        return CapabilityResult(claims, notes=notes)
+    causes, explaining = explain()
+    fault = Divergence(claim, worst.error, worst.budget, tuple(causes), alternatives(explaining), probe=probe)
+    return CapabilityResult(claims, (fault,), notes=notes)
 
 
 def _never(*_: Any) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,96 +83,107 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
     return np.stack(logits, axis=1)
 
 
+def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
+    """A request to the probe's own model, with as many rows of its source as the prompt has."""
+    source = probe.inputs["source"][: len(prompt)] if probe.config.has_encoder else None
+    return Request(name, probe.config, probe.parameters, prompt, steps, source)
+
+
+def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.ndarray:
+    prompt = np.random.default_rng(seed).integers(1, config.vocab_size, (rows, length))
+    if config.bos_id is not None:
+        prompt[:, 0] = config.bos_id
+    return prompt
+
+
+def _single(request: Request, name: str) -> Request:
+    """The request with its first prompt alone, and the source of the second."""
+    source = None if request.source is None else request.source[1:2]
+    return replace(request, name=name, prompt=request.prompt[:1], source=source)
+
+
 @kept_in(0)
 def greedy_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request that continues beyond `max_length`, if that is not too far, and, with an end token, one whose
     rows reach it one by one."""
-    config = probe.config
-    source = probe.inputs["source"][:ROWS] if config.has_encoder else None
-    prompt = _prompt(config, 5, ROWS, PROMPT)
-    parameters = _undecided(probe)
+    config, parameters = probe.config, _undecided(probe)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
-    beyond = Request(name, config, parameters, prompt, min(config.max_length, LONGEST) + 2, source)
+    asked = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
+    beyond = replace(asked, parameters=parameters)
     if config.eos_id is None:
         return (beyond,)
     if "head.bias" not in parameters:
         return _ending_by_what_comes(beyond)
-    never = dataclasses.replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
-    push = _push(never, config.eos_id, parameters)
-    ending = _pushed(parameters, config.eos_id, push)
-    return never, dataclasses.replace(never, name="to the end token", parameters=ending)
+    never = replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
+    ending = _pushed(parameters, config.eos_id, _push(never, config.eos_id, parameters))
+    return never, replace(never, name="to the end token", parameters=ending)
 
 
 @kept_in(0)
 def given_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request to the probe's own model, of no more positions than the probe has."""
     config = probe.config
-    source = probe.inputs["source"][:ROWS] if config.has_encoder else None
     width = min(probe.inputs[config.input_names[-1]].size // ROWS, config.max_length)
     prompt = _prompt(config, 5, ROWS, min(PROMPT, config.max_length))
-    steps = max(1, width - prompt.shape[1])
-    return (Request("with the given parameters", config, probe.parameters, prompt, steps, source),)
+    return (_asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1])),)
 
 
 @kept_in(0)
 def given_beam_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request for beam search to the probe's own model."""
     (greedy,) = given_requests(probe)
-    steps = min(SEARCHED, greedy.steps)
-    return (dataclasses.replace(greedy, name="beams with the given parameters", steps=steps, beams=BEAMS),)
+    return (replace(greedy, name="beams with the given parameters", steps=min(SEARCHED, greedy.steps), beams=BEAMS),)
 
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests that draw from the whole vocabulary, in the shapes of greedy generation, for which programs may
     be compiled."""
-    (beyond, *_) = greedy_requests(probe)
+    beyond = greedy_requests(probe)[0]
     # float32 numbers, so that every port draws by the same ones.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
-    return (dataclasses.replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms),)
+    return (replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms),)
 
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests that draw with all options together, colder and warmer."""
-    return tuple(
-        dataclasses.replace(request, name=f"drawn at the temperature {sampling.temperature:g}", sampling=sampling)
-        for request in drawing_requests(probe)
-        for sampling in SAMPLINGS
-    )
+    (drawn,) = drawing_requests(probe)
+    return tuple(replace(drawn, name=f"drawn at the temperature {s.temperature:g}", sampling=s) for s in SAMPLINGS)
 
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request with prompts of different lengths that continues beyond `max_length`."""
-    (beyond, *_) = greedy_requests(probe)
-    lengths = np.arange(ROWS) % PROMPT + 1
-    prompt = np.where(np.arange(PROMPT) < lengths[:, None], beyond.prompt, probe.config.filling_id)
-    return (dataclasses.replace(beyond, name="prompts of different lengths", prompt=prompt, lengths=lengths),)
+    beyond = greedy_requests(probe)[0]
+    return (_ragged(beyond, "prompts of different lengths", beyond.prompt, np.arange(ROWS) % PROMPT + 1),)
+
+
+def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
+    """The request with prompts that are cut to these lengths."""
+    cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
+    return replace(request, name=name, prompt=cut, lengths=lengths)
 
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests for beam search; with an end token, some beams end."""
-    config = probe.config
-    (request,) = drawing_requests(probe)
-    parameters = request.parameters
+    config, parameters = probe.config, drawing_requests(probe)[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
         parameters = _pushed(parameters, config.eos_id, COMPETING * spread)
     elif config.eos_id is not None:
-        config = dataclasses.replace(config, eos_id=_likeliest(probe))
-    prompt, source = _prompt(config, 10, BATCH, PROMPT), probe.inputs["source"] if config.has_encoder else None
-    return (Request("beams", config, parameters, prompt, SEARCHED, source, beams=BEAMS),)
+        config = replace(config, eos_id=_likeliest(probe))
+    asked = _asked(probe, "beams", _prompt(config, 10, BATCH, PROMPT), SEARCHED)
+    return (replace(asked, config=config, parameters=parameters, beams=BEAMS),)
 
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return the same requests with scores that are divided by a power of their lengths."""
+    """Return them with scores that are divided by a power of their lengths."""
+    (request,) = beam_requests(probe)
     return tuple(
-        dataclasses.replace(request, name=f"beams with the penalty {power:g}", length_penalty=power)
-        for request in beam_requests(probe)
-        for power in PENALTIES
+        replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES
     )
 
 
@@ -192,11 +202,8 @@ def further_greedy_requests(probe: Probe) -> tuple[Request, ...]:
     prompt = _prompt(config, 11, 2, length)
     if config.eos_id is not None and length > 2:
         prompt[1, 1] = config.eos_id
-    source = probe.inputs["source"][:2] if config.has_encoder else None
-    several = Request("an end token in the prompt", config, probe.parameters, prompt, 3, source)
-    own = None if source is None else probe.inputs["source"][1:2]
-    one = dataclasses.replace(several, name="one row", prompt=prompt[:1], source=own)
-    return one, dataclasses.replace(several, name="one new token", steps=1), several
+    several = _asked(probe, "an end token in the prompt", prompt, 3)
+    return _single(several, "one row"), replace(several, name="one new token", steps=1), several
 
 
 @kept_in(0)
@@ -204,7 +211,7 @@ def further_drawing_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request that draws by the smallest and the largest numbers."""
     (drawn,) = drawing_requests(probe)
     uniforms = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
-    return (dataclasses.replace(drawn, name="drawn by extreme numbers", uniforms=uniforms),)
+    return (replace(drawn, name="drawn by extreme numbers", uniforms=uniforms),)
 
 
 @kept_in(0)
@@ -212,20 +219,15 @@ def further_sampling_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests with one option alone, and with a top-k of most of the vocabulary."""
     (drawn,) = drawing_requests(probe)
     samplings = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
-    return tuple(dataclasses.replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in samplings)
+    return tuple(replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in samplings)
 
 
 @kept_in(0)
 def further_ragged_requests(probe: Probe) -> tuple[Request, ...]:
     """Return a request with prompts of one to five tokens."""
-    (beyond, *_) = greedy_requests(probe)
     width = min(5, probe.config.max_length)
-    lengths = np.array([width, 1, min(3, width), width])
-    prompt = np.where(
-        np.arange(width) < lengths[:, None], _prompt(probe.config, 12, ROWS, width), probe.config.filling_id
-    )
-    name = f"prompts of 1 to {width} tokens"
-    return (dataclasses.replace(beyond, name=name, prompt=prompt, lengths=lengths, steps=3),)
+    lengths, prompt = np.array([width, 1, min(3, width), width]), _prompt(probe.config, 12, ROWS, width)
+    return (_ragged(replace(greedy_requests(probe)[0], steps=3), f"prompts of 1 to {width} tokens", prompt, lengths),)
 
 
 @kept_in(0)
@@ -233,17 +235,8 @@ def further_beam_requests(probe: Probe) -> tuple[Request, ...]:
     """Return requests for a single row, and for a single beam."""
     (request,) = beam_requests(probe)
     prompt = _prompt(request.config, 13, 2, min(PROMPT + 1, request.config.max_length))
-    sources = None if request.source is None else request.source[:2]
-    own = None if request.source is None else request.source[1:2]
-    one = dataclasses.replace(request, name="beams of one row", prompt=prompt[:1], source=own)
-    return one, dataclasses.replace(request, name="one beam", prompt=prompt, source=sources, beams=1)
-
-
-def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.ndarray:
-    prompt = np.random.default_rng(seed).integers(1, config.vocab_size, (rows, length))
-    if config.bos_id is not None:
-        prompt[:, 0] = config.bos_id
-    return prompt
+    two = replace(request, prompt=prompt, source=None if request.source is None else request.source[:2])
+    return _single(two, "beams of one row"), replace(two, name="one beam", beams=1)
 
 
 def _undecided(probe: Probe) -> Arrays:
@@ -292,7 +285,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     """Choose other end tokens, as no bias moves this one: one that never occurs, and one that occurs in the most
     different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
-    endless = dataclasses.replace(config, eos_id=None)
+    endless = replace(config, eos_id=None)
     tokens = simulate_generation(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
     firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
     special = {config.pad_id, config.bos_id}
@@ -300,8 +293,8 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     never = next((token for token in free if not firsts[token]), config.eos_id)
     ending = max(free, key=lambda token: (len(set(firsts[token])), min(firsts[token], default=0)))
     return (
-        dataclasses.replace(beyond, config=dataclasses.replace(config, eos_id=never)),
-        dataclasses.replace(beyond, name="to the end token", config=dataclasses.replace(config, eos_id=ending)),
+        replace(beyond, config=replace(config, eos_id=never)),
+        replace(beyond, name="to the end token", config=replace(config, eos_id=ending)),
     )
 
 

@@ -7,9 +7,12 @@ row is a section of a bundle and an option of the command line.
 from __future__ import annotations
 
 from transparity_conformance.capabilities.capability import Capability
-from transparity_conformance.capabilities.decoding.beams import BEAMS
-from transparity_conformance.capabilities.decoding.generation import GENERATION
-from transparity_conformance.capabilities.decoding.given import BEAMS_OF_GIVEN, GENERATION_OF_GIVEN
+from transparity_conformance.capabilities.decoding.generation import (
+    BEAMS,
+    BEAMS_OF_GIVEN,
+    GENERATION,
+    GENERATION_OF_GIVEN,
+)
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS

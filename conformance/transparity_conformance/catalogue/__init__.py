@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import (
@@ -88,3 +88,13 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
         for chosen in groups(by_site)
         if all(by_site[site].is_complete(site, chosen) for site in chosen)
     ]
+
+
+def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Return each fault of `some` where it is made at most sites."""
+    found: dict[tuple[str, str], Hypothesis] = {}
+    for each in some:
+        key = each.fault.id, each.fault.variant
+        if key not in found or len(each.sites) > len(found[key].sites):
+            found[key] = each
+    return list(found.values())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, made, row
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, is_same, made, row
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
@@ -31,7 +31,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     is_grouped = 1 < config.key_value_heads < config.num_heads
     if tap == "scores":
         for name, scale in SCALES.items():
-            if not math.isclose(scale(config), config.score_scale, rel_tol=1e-9):
+            if not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
     if tap == "scores" and sublayer == "self_attention" and own_config(config, site).positions != config.positions:
         says = "queries and keys of this layer are rotated, although it has no positions"
@@ -150,9 +150,7 @@ def _is_capped(config: TransformerConfig) -> bool:
     return config.attention_softcap is not None
 
 
-CAP = Number(
-    "attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, lambda v: {"cap": v}
-)
+CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, setting="cap")
 _cap = partial(row, "attention-cap", when=_is_capped)
 CAP_MISSING = (_cap("missing", "scores have no softcap", cap=None),)
 CAPS = (

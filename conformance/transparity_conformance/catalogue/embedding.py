@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState
+from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState, is_same
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.masks import keys_name, length_at, padding_at
@@ -28,7 +28,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not site.endswith(".embedding"):
         return
     for name, factor in SCALES.items():
-        if not math.isclose(factor(config), config.token_scale):
+        if not is_same(factor(config), config.token_scale):
             yield scaled(config, factor(config), name, _what(config, site))
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transparity.config import TransformerConfig
+from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
 
 
@@ -110,6 +111,14 @@ class Row:
     """What it changes: parts of a fault by their names there, all others are settings of the table's formula."""
 
 
+def variants(
+    identity: str, table: Mapping[str, tuple[str, Any]], formula: Formula, setting: str, says: str = "{}"
+) -> Iterator[Fault]:
+    """Make a fault of each variant of a table, which has its description and the value of one setting of `formula`."""
+    for name, (text, change) in table.items():
+        yield Fault(identity, name, says.format(text), formula=formula, settings={setting: change})
+
+
 PARTS = ("alter", "patch", "downstream", "also_patched", "reshapes", "value", "equivalents", "fields")
 """The parts of a fault that a row may have; `settings` are all others."""
 
@@ -138,6 +147,11 @@ def made(
             yield Fault(each.id, variant, says, formula=formula if settings else None, settings=settings, **parts)
 
 
+def is_same(one: float, other: float) -> bool:
+    """Return whether two factors are one, computed in two ways in float64."""
+    return abs(one - other) <= RULES["float64"].budget(0.0, epsilon("float64"), max(abs(one), abs(other)))
+
+
 def usual(name: str) -> tuple[float, ...]:
     """Return the usual values of a number of the configuration, the likeliest first."""
     found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
@@ -154,14 +168,18 @@ class Number:
     says: str
     """The description, in which `{v}` is the value, and `{instead}` says what is right."""
     formula: Formula
-    settings: Callable[[float], Settings]
     variant: str = "{v:.6g}"
+    setting: str = ""
+    """Its name in the settings of the formula, if that is another."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         """Return the fault with the value `v`."""
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
-        says, made = self.says.format(v=v, instead=instead), {"formula": self.formula, "settings": self.settings(v)}
+        says, made = (
+            self.says.format(v=v, instead=instead),
+            {"formula": self.formula, "settings": {self.setting or self.field: v}},
+        )
         return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:

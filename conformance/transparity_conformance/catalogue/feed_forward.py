@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Settings, WalkState, usual
+from transparity_conformance.catalogue.fault import Fault, Number, Row, Settings, WalkState, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.masks import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid
@@ -18,49 +17,60 @@ from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
 """From the limit, the gate and the up projection to both as they are bounded."""
 
-BOUNDS: dict[str, tuple[str, Bound]] = {
-    "missing": ("the gate and the up projection are not bounded by {limit:g}", lambda limit, gate, up: (gate, up)),
-    "gate alone": (
-        "the up projection is not bounded by {limit:g}, only the gate is",
+
+def _bound(variant: str, says: str, bound: Bound) -> Row:
+    return row("gate-limit", variant, says + " (swiglu_limit)", lambda c: c.gate_limit is not None, bounded=bound)
+
+
+BOUNDS = (
+    _bound(
+        "missing",
+        "the gate and the up projection are not bounded by {c.gate_limit:g}",
+        lambda limit, gate, up: (gate, up),
+    ),
+    _bound(
+        "gate alone",
+        "the up projection is not bounded by {c.gate_limit:g}, only the gate is",
         lambda limit, gate, up: (np.minimum(gate, limit), up),
     ),
-    "up alone": (
-        "the gate is not bounded by {limit:g}, only the up projection is",
+    _bound(
+        "up alone",
+        "the gate is not bounded by {c.gate_limit:g}, only the up projection is",
         lambda limit, gate, up: (gate, np.clip(up, -limit, limit)),
     ),
-    "both sides": (
-        "the gate is bounded from both sides, by {limit:g} and −{limit:g}, not only from above",
+    _bound(
+        "both sides",
+        "the gate is bounded from both sides, by {c.gate_limit:g} and −{c.gate_limit:g}, not only from above",
         lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit)),
     ),
-    "above alone": (
-        "the up projection is bounded only from above by {limit:g}, not from both sides",
+    _bound(
+        "above alone",
+        "the up projection is bounded only from above by {c.gate_limit:g}, not from both sides",
         lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit)),
     ),
-}
-"""Wrong bounds of a gate, in words and as functions (swiglu_limit)."""
+)
+"""Wrong bounds of a gate (swiglu_limit)."""
 
 
-def bounds(config: TransformerConfig) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """The id, the variant, the description and the settings of each fault."""
-    limit, offset = config.gate_limit, config.up_offset
-    if limit is not None:
-        for name, (says, bound) in BOUNDS.items():
-            yield "gate-limit", name, f"{says.format(limit=limit)} (swiglu_limit)", {"bounded": bound}
-        for other in (each for each in usual("gate_limit") if each != limit):
-            says = f"the gate and the up projection are bounded by {other:g} instead of {limit:g} (swiglu_limit)"
-            yield "gate-limit", f"{other:g}", says, {"bounded": partial(_bounded_by, other)}
-    if not offset:
-        return
-    yield "up-offset", "missing", f"{offset:g} is not added to the up projection", {"offset": 0.0}
-    says = f"{offset:g} is subtracted from the up projection, not added"
-    yield "up-offset", "subtracted", says, {"offset": -offset}
-    to_gate = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up  # noqa: E731
-    says = f"{offset:g} is added to the activated gate, not to the up projection"
-    yield "up-offset", "of the gate", says, {"offset": 0.0, "gated": to_gate}
+def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
+    """Faults of a gate: how it is put together with the up projection, its bound, and what is added to that."""
+    yield from made(GATES, config, activated)
+    yield from made(BOUNDS, config, activated)
+    if config.gate_limit is not None:
+        yield from LIMIT.usual(config)
+    if offset := config.up_offset:
+        says = f"{offset:g} is subtracted from the up projection, not added"
+        missing = f"{offset:g} is not added to the up projection"
+        yield Fault("up-offset", "missing", missing, formula=activated, settings={"offset": 0.0})
+        yield Fault("up-offset", "subtracted", says, formula=activated, settings={"offset": -offset})
+        says = f"{offset:g} is added to the activated gate, not to the up projection"
+        settings = {"offset": 0.0, "gated": partial(_with_offset, offset)}
+        yield Fault("up-offset", "of the gate", says, formula=activated, settings=settings)
 
 
-def _bounded_by(limit: float, _: float, gate: Value, up: Value) -> tuple[Value, Value]:
-    return bounded(limit, gate, up)
+def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
+    """The gate with what should be added to the up projection."""
+    return (function(gate) + gate.dtype.type(offset)) * up
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -98,7 +108,8 @@ def gated(
 ) -> Value:
     """Hidden features of gate and up, in which `bounded` may be another bound, `offset` another number that is added to
     up, and `gated` another way to put them together."""
-    gate, up = settings.get("bounded", bounded)(config.gate_limit, gate, up)
+    limit = settings.get("gate_limit", config.gate_limit)
+    gate, up = settings.get("bounded", bounded)(limit, gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
     combined = settings.get("gated", lambda function, gate, up: function(gate) * up)
     return combined(function, gate, up)
@@ -153,39 +164,44 @@ def activated(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return gated(settings, state.config, function, gate, up).astype(value.dtype)
 
 
-Gated = Callable[[Callable[[Value], Value], Value, Value], Value]
-"""From the activation function, the gate and the up projection to the hidden units."""
-
-GATES: tuple[tuple[str, str, str, Gated], ...] = (
-    (
+GATES = (
+    row(
         "gate-swapped",
         "swapped",
         "gate and up are exchanged: the activation is applied to up, not to the gate",
-        lambda function, gate, up: gate * function(up),
+        gated=lambda function, gate, up: gate * function(up),
     ),
-    ("gate-missing", "without gate", "there is no gate", lambda function, gate, up: function(up)),
-    (
+    row("gate-missing", "without gate", "there is no gate", gated=lambda function, gate, up: function(up)),
+    row(
         "gate-missing",
         "gate alone",
         "the up projection is not multiplied by the gate",
-        lambda function, gate, up: function(gate),
+        gated=lambda function, gate, up: function(gate),
     ),
-    (
+    row(
         "gate-activation",
         "of both",
         "the activation is applied to the gate and to the up projection",
-        lambda function, gate, up: function(gate) * function(up),
+        gated=lambda function, gate, up: function(gate) * function(up),
     ),
-    (
+    row(
         "gate-activation",
         "of the product",
         "the activation is applied to the product of the gate and the up projection",
-        lambda function, gate, up: function(gate * up),
+        gated=lambda function, gate, up: function(gate * up),
     ),
-    (
+    row(
         "gate-missing",
         "added",
         "the gate is added to the up projection, not multiplied",
-        lambda function, gate, up: function(gate) + up,
+        gated=lambda function, gate, up: function(gate) + up,
     ),
+)
+
+LIMIT = Number(
+    "gate-limit",
+    "gate_limit",
+    "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)",
+    activated,
+    "{v:g}",
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.embedding import right_ids, right_positions
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
@@ -171,13 +171,10 @@ def _of_convolution(site: str) -> Iterator[Fault]:
             yield Fault(
                 "convolution-activation", name, description, formula=convolution, settings={"function": function}
             )
-    for name, (description, kernel) in KERNELS.items():
-        yield Fault("convolution-kernel", name, description, formula=convolution, settings={"kernel": kernel})
-    for name, (description, ends) in ENDS.items():
-        yield Fault("convolution-padding", name, description, formula=convolution, settings={"ends": ends})
+    yield from variants("convolution-kernel", KERNELS, convolution, "kernel")
+    yield from variants("convolution-padding", ENDS, convolution, "ends")
     if site == FIRST:
-        for name, (description, frames) in LAYOUTS.items():
-            yield Fault("frame-layout", name, description, formula=convolution, settings={"frames": frames})
+        yield from variants("frame-layout", LAYOUTS, convolution, "frames")
         return
     description = "the first convolution has the stride 2, and the second 1"
     yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride, reshapes=FIRST)

@@ -230,7 +230,7 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return _formed_by(form, state, site, norm_input(state, site))
 
 
-EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, lambda v: {"eps": v}, "{v:.3g}")
+EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 
 
 def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from transparity_conformance.catalogue.fault import (
     Patch,
     Settings,
     WalkState,
+    is_same,
     made,
     row,
     usual,
@@ -50,7 +50,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     known = [config.head_input_scale]
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
-        if not any(math.isclose(scale(config), each, rel_tol=1e-9) for each in known):
+        if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
             description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
             yield _headed("head-scale", name, description, scale=scale)
@@ -246,7 +246,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
 """Positions that ports pool."""
 
 
-CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, lambda v: {"cap": v})
+CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, setting="cap")
 _cap = partial(row, "logit-cap", when=lambda c: c.final_softcap is not None)
 CAP_MISSING = (_cap("missing", "logits have no softcap", cap=None),)
 CAPS = (

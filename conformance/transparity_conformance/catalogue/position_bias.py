@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.fault import Fault, WalkState, is_same
 from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
 from transparity_conformance.oracle.masks import length_at, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
@@ -151,7 +151,7 @@ def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if kind == "relative" and int(site.split(".")[2]) > 0:
         description = "only the first layer has the distance bias, not all layers"
         yield _weighted("relative-missing", "behind the first layer", description, lambda c: 0.0)
-    if not math.isclose(config.score_scale, 1):
+    if not is_same(config.score_scale, 1):
         description = "the distance bias is scaled like the scores"
         yield _weighted(f"{kind}-scaled", "scaled", description, lambda c: c.score_scale)
 

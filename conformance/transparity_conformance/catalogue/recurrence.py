@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, made, row, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
 from transparity_conformance.catalogue.sites import (
@@ -97,87 +97,106 @@ BETAS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "softplus": ("there is a softplus in place of the sigmoid", softplus),
 }
 
-RULES: Mapping[str, tuple[str, str, Settings]] = {
-    "scale missing": (
-        "read-out-scale",
-        "what is read is not divided by the root of the key's features",
-        {"scale": 0.0},
-    ),
-    "scale of values": (
-        "read-out-scale",
-        "what is read is divided by the root of the value's features, not of the key's",
-        {"of_values": True},
-    ),
-    "decay missing": ("state-decay", "the state does not decay", {"decays": np.ones_like}),
-    "not exp": (
+STATE_DECAYS = (
+    row("state-decay", "decay missing", "the state does not decay", decays=np.ones_like),
+    row(
         "state-decay",
+        "not exp",
         "the state is multiplied by the decay itself, not by its exponential",
-        {"decays": lambda g: g},
+        decays=lambda g: g,
     ),
-    "behind": (
-        "state-decay",
-        "the state decays behind what is written, which decays with it",
-        {"order": "decay behind"},
-    ),
-    "no correction": (
-        "delta-rule",
-        "values are written as they are: what the key finds in the state is not subtracted (linear attention)",
-        {"order": "no correction"},
-    ),
-    "before the decay": (
-        "delta-rule",
-        "what is subtracted is what the key finds in the state before it decays",
-        {"order": "early correction"},
-    ),
-    "strength of values alone": (
-        "delta-rule",
-        "beta multiplies the value alone, not what is subtracted from it",
-        {"order": "beta of values"},
-    ),
-    "read first": ("delta-rule", "queries read the state before their token is written", {"order": "read first"}),
-}
+    row("state-decay", "behind", "the state decays behind what is written, which decays with it", order="decay behind"),
+)
 
-STATES: Mapping[str, tuple[str, str, Settings]] = {
-    **{name: RULES[name] for name in ("decay missing", "not exp", "behind")},
-    "read first": ("state-space", *RULES["read first"][1:]),
-    "step missing": ("state-space", "what is written is not multiplied by the time step", {"strength": np.ones_like}),
-    "step twice": ("state-space", "what is written is multiplied by the time step twice", {"strength": np.square}),
-    "exchanged": (
-        "state-space",
-        "what is written is of the queries' direction (C), and is read in that of the keys (B)",
-        {"exchanged": True},
+READ_FIRST = "queries read the state before their token is written"
+
+_rule = partial(row, "delta-rule")
+RULES = (
+    row(
+        "read-out-scale", "scale missing", "what is read is not divided by the root of the key's features", scaled=False
     ),
-    "scaled": (
+    row(
         "read-out-scale",
-        "what is read is divided by the root of the features of a head's query",
-        {"scaled": True},
+        "scale of values",
+        "what is read is divided by the root of the value's features, not of the key's",
+        of_values=True,
     ),
-    "missing": ("skip", "the values are not added (D)", {"skip": lambda skip, step: 0 * skip}),
-    "all alike": ("skip", "the values are added without a factor of each head (D)", {"skip": lambda skip, step: 1.0}),
-    "of the step": (
+    *STATE_DECAYS,
+    _rule(
+        "no correction",
+        "values are written as they are: what the key finds in the state is not subtracted (linear attention)",
+        order="no correction",
+    ),
+    _rule(
+        "before the decay",
+        "what is subtracted is what the key finds in the state before it decays",
+        order="early correction",
+    ),
+    _rule(
+        "strength of values alone",
+        "beta multiplies the value alone, not what is subtracted from it",
+        order="beta of values",
+    ),
+    _rule("read first", READ_FIRST, order="read first"),
+)
+
+_state = partial(row, "state-space")
+STATES = (
+    *STATE_DECAYS,
+    _state("read first", READ_FIRST, order="read first"),
+    _state("step missing", "what is written is not multiplied by the time step", strength=np.ones_like),
+    _state("step twice", "what is written is multiplied by the time step twice", strength=np.square),
+    _state(
+        "exchanged",
+        "what is written is of the queries' direction (C), and is read in that of the keys (B)",
+        exchanged=True,
+    ),
+    row(
+        "read-out-scale", "scaled", "what is read is divided by the root of the features of a head's query", scaled=True
+    ),
+    row("skip", "missing", "the values are not added (D)", skip=lambda skip, step: 0 * skip),
+    row("skip", "all alike", "the values are added without a factor of each head (D)", skip=lambda skip, step: 1.0),
+    row(
         "skip",
+        "of the step",
         "what is added is the value times the time step, as it is written",
-        {"skip": lambda skip, step: skip * step},
+        skip=lambda skip, step: skip * step,
     ),
-}
+)
 
-GATED: Mapping[str, tuple[str, str, Settings]] = {
-    "gate first": ("gated-norm", "the gate is in front of the norm, not behind it", {"order": "gate first"}),
-    "one plus": ("gated-norm", "the gain is 1 + the weight, as of the other norms, not the weight", {"offset": 1.0}),
-    "all heads": ("gated-norm", "the norm is over the features of all heads, not of each", {"over": "all"}),
-    "missing": ("gated-norm", "there is no norm", {"order": "no norm"}),
-    "weight alone": ("gated-norm", "what is read is multiplied by the weight, but not normalised", {"order": "weight"}),
-    "gate missing": ("recurrent-gate", "there is no gate", {"gate": np.ones_like}),
-    "sigmoid": ("recurrent-gate", "the gate is a sigmoid, not silu", {"gate": sigmoid}),
-    "linear": ("recurrent-gate", "there is no activation of the gate", {"gate": lambda z: z}),
-}
+_gate = partial(row, "recurrent-gate")
+_norm = partial(row, "gated-norm")
+NORMED = (
+    _norm("missing", "there is no norm", order="no norm"),
+    _norm("weight alone", "what is read is multiplied by the weight, but not normalised", order="weight"),
+    _gate("gate missing", "there is no gate", gate=np.ones_like),
+    _gate("sigmoid", "the gate is a sigmoid, not silu", gate=sigmoid),
+    _gate("linear", "there is no activation of the gate", gate=lambda z: z),
+)
 
-GROUPED: Mapping[str, tuple[str, str, Settings]] = {
-    **{name: row for name, row in GATED.items() if name not in ("gate first", "one plus", "all heads")},
-    "gate behind": ("gated-norm", "the gate is behind the norm, not in front of it", {"order": "gate behind"}),
-    "not grouped": ("gated-norm", "the norm is over all features, not those of each group", {"over": "all"}),
-    "each head": ("gated-norm", "the norm is over the features of each head, not of each group", {"over": "head"}),
-}
+GATED = (
+    _norm("gate first", "the gate is in front of the norm, not behind it", order="gate first"),
+    _norm("one plus", "the gain is 1 + the weight, as of the other norms, not the weight", offset=1.0),
+    _norm("all heads", "the norm is over the features of all heads, not of each", over="all"),
+    *NORMED,
+)
+
+GROUPED = (
+    *NORMED,
+    _norm("gate behind", "the gate is behind the norm, not in front of it", order="gate behind"),
+    _norm(
+        "not grouped",
+        "the norm is over all features, not those of each group",
+        lambda own: own.recurrent_key_heads > 1,
+        over="all",
+    ),
+    _norm(
+        "each head",
+        "the norm is over the features of each head, not of each group",
+        lambda own: own.recurrent_key_heads != own.recurrent_heads,
+        over="head",
+    ),
+)
 """Those of a state-space model, whose gate is in front of the norm, which is over groups of heads."""
 
 ATTENTION_GATES: Mapping[str, tuple[str, Callable[[np.ndarray], Any]]] = {
@@ -192,29 +211,24 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     own = own_config(config, site)
     if own.attention_gate and tap == "gated_context" and sublayer.endswith("attention"):
-        for name, (says, gate) in ATTENTION_GATES.items():
-            yield Fault("attention-gate", name, says, formula=_attention_gate, settings={"gate": gate})
+        yield from variants("attention-gate", ATTENTION_GATES, _attention_gate, "gate")
     if sublayer != "recurrence":
         return
     is_delta = own.mixer == "gated-delta"
     if tap.endswith("_convolved"):
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):
-        for name, (says, change) in LENGTHS.items():
-            description = f"{'queries' if tap.startswith('query') else 'keys'} {says}"
-            yield Fault("unit-length", name, description, formula=_unit, settings={"change": change})
+        which = "queries" if tap.startswith("query") else "keys"
+        yield from variants("unit-length", LENGTHS, _unit, "change", which + " {}")
     elif tap == "beta":
-        for name, (says, written) in BETAS.items():
-            yield Fault("beta", name, f"in beta, {says}", formula=_beta, settings={"change": written})
+        yield from variants("beta", BETAS, _beta, "change", "in beta, {}")
     elif tap == "context":
-        for name, (identity, says, settings) in (RULES if is_delta else STATES).items():
-            yield Fault(identity, name, says, formula=_read if is_delta else _selected, settings=settings)
+        yield from made(RULES if is_delta else STATES, own, _read)
         if 1 < own.recurrent_key_heads < own.recurrent_heads:
             says = "key heads are repeated as a whole (0 1 0 1), not each for consecutive heads (0 0 1 1)"
-            formula = _read if is_delta else _selected
-            yield Fault("recurrent-heads", "tiled", says, formula=formula, settings={"tiled": True})
+            yield Fault("recurrent-heads", "tiled", says, formula=_read, settings={"tiled": True})
     elif tap == "gated_context":
-        yield from _of_norm(own)
+        yield from made(GATED if is_delta else GROUPED, own, norm_with)
     else:
         yield from _of_rates(own, tap)
 
@@ -223,19 +237,10 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     """Faults of the time step, which with the delta rule shows in the decay alone, and of the decay."""
     bounded = own.time_step_least > 0 or own.time_step_most is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
-        for name, (says, change) in {**STEPS, **(BOUNDS if bounded else {})}.items():
-            yield Fault("time-step", name, f"in the time step, {says}", formula=_step, settings={"step": change})
+        steps = {**STEPS, **(BOUNDS if bounded else {})}
+        yield from variants("time-step", steps, _step, "step", "in the time step, {}")
     if tap == "log_decay":
-        for name, (says, decayed) in DECAYS.items():
-            yield Fault("decay", name, f"in the decay, {says}", formula=_step, settings={"decay": decayed})
-
-
-def _of_norm(own: TransformerConfig) -> Iterator[Fault]:
-    without: set[str] = set() if own.recurrent_key_heads > 1 else {"not grouped"}
-    without |= {"each head"} if own.recurrent_key_heads == own.recurrent_heads else set()
-    for name, (identity, says, settings) in (GATED if own.mixer == "gated-delta" else GROUPED).items():
-        if name not in without:
-            yield Fault(identity, name, says, formula=norm_with, settings=settings)
+        yield from variants("decay", DECAYS, _step, "decay", "in the decay, {}")
 
 
 def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -289,38 +294,24 @@ def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """What is read from the state, by a rule with other settings."""
+    """What is read from the state, by the delta rule or by that of a state-space model, with other settings."""
     own, scope = own_config(state.config, site), _scope(site)
-    heads = own.recurrent_heads
+    heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
     repeat = _tiled if settings.get("tiled") else repeat_heads
-    query, key = (repeat(state.taps[f"{scope}.{role}_normalized"], heads) for role in ("query", "key"))
-    values = split_heads(state.taps[f"{scope}.value_convolved"], heads)
-    decay, beta = (state.taps[f"{scope}.{name}"].swapaxes(1, 2) for name in ("log_decay", "beta"))
-    decay = settings.get("decays", np.exp)(decay)
-    features = values.shape[-1] if settings.get("of_values") else key.shape[-1]
-    scale = features ** (-0.5 if settings.get("scale", 1.0) else 0)
-    order = settings.get("order", "")
-    corrects = order != "no correction"
-    read = _by_rule(order, query * scale, key, values, decay, beta, corrects=corrects)
-    return merge_heads(read).astype(value.dtype)
-
-
-def _selected(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """What is read from the state of a state-space model, and what is added to it, with other settings."""
-    own, scope = own_config(state.config, site), _scope(site)
-    heads, repeat = own.recurrent_heads, _tiled if settings.get("tiled") else repeat_heads
     roles = ("key", "query") if settings.get("exchanged") else ("query", "key")
-    query, key = (
-        repeat(split_heads(state.taps[f"{scope}.{role}_convolved"], own.recurrent_key_heads), heads) for role in roles
-    )
+    taken = [state.taps[f"{scope}.{role}_{'normalized' if is_delta else 'convolved'}"] for role in roles]
+    query, key = (repeat(x if is_delta else split_heads(x, own.recurrent_key_heads), heads) for x in taken)
     values = split_heads(state.taps[f"{scope}.value_convolved"], heads)
-    decay, step = (state.taps[f"{scope}.{name}"].swapaxes(1, 2) for name in ("log_decay", "time_step"))
-    query = query * query.shape[-1] ** (-0.5 if settings.get("scaled") else 0)
+    names = ("log_decay", "beta" if is_delta else "time_step")
+    decay, step = (state.taps[f"{scope}.{name}"].swapaxes(1, 2) for name in names)
+    features = values.shape[-1] if settings.get("of_values") else key.shape[-1]
+    query = query * features ** (-0.5 if settings.get("scaled", is_delta) else 0)
     strength, kept = settings.get("strength", lambda step: step)(step), settings.get("decays", np.exp)(decay)
-    order = settings.get("order", "")
-    read = _by_rule(order, query, key, values, kept, strength, corrects=False)
-    skip = state.parameters[f"{scope}.skip"][:, None, None]
-    read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
+    corrects = is_delta and order != "no correction"
+    read = _by_rule(order, query, key, values, kept, strength, corrects=corrects)
+    if not is_delta:
+        skip = state.parameters[f"{scope}.skip"][:, None, None]
+        read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
     return merge_heads(read).astype(value.dtype)
 
 

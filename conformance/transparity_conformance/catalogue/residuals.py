@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import Fault, WalkState
-from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, GATES, activated, bounds, is_activated
+from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
 from transparity_conformance.catalogue.normalization import normed, normed_input
 from transparity_conformance.catalogue.sites import (
     Value,
@@ -69,10 +69,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if config.branches == "parallel-one-norm":
             settings = {"source": partial(_behind_attention, "self_attention_norm")}
             yield Fault("residual-source", "sequential", SEQUENTIAL, formula=activated, settings=settings)
-        for identity, name, description, change in GATES if config.gated else ():
-            yield Fault(identity, name, description, formula=activated, settings={"gated": change})
-        for identity, name, description, settings in bounds(config) if config.gated else ():
-            yield Fault(identity, name, description, formula=activated, settings=settings)
+        yield from gate_faults(config) if config.gated else ()
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)
         yield from _residual_faults(config, site)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, made, row
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Row, Settings, WalkState, made, row
 from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
 from transparity_conformance.oracle.masks import own_config, split
@@ -148,7 +148,11 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     config = dataclasses.replace(config, query_rank=None, key_value_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
-    fields = {name: value(config) for name, value in settings.items() if name not in (*ROTATION, "rotary_dim")}
+    fields = {
+        name: value(config) if callable(value) else value
+        for name, value in settings.items()
+        if name not in (*ROTATION, "rotary_dim")
+    }
     config = dataclasses.replace(config, **fields)
     kind, part = settings.get("in_half", ("", ""))
     if x.shape[2] > config.rotary_original_length:
@@ -196,39 +200,17 @@ IN_HALF = {
 """The parts of the rotation that ports keep in half precision, as a model that is cast as a whole does."""
 
 
-BASE = Number(
-    "rotary-base",
-    "rope_theta",
-    "the base of the rotary angles is {v:.6g}{instead}",
-    _turn,
-    lambda v: {"rope_theta": lambda c: v},
-)
+BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:.6g}{instead}", _turn)
 FACTOR = Number(
-    "rotary-scaling",
-    "rotary_factor",
-    "the factor of the rotary scaling is {v:.6g}{instead}",
-    _turn,
-    lambda v: {"rotary_factor": lambda c: v},
-    "factor {v:.6g}",
+    "rotary-scaling", "rotary_factor", "the factor of the rotary scaling is {v:.6g}{instead}", _turn, "factor {v:.6g}"
 )
 ATTENTION_FACTOR = Number(
     "rotary-attention-factor",
     "rotary_attention_factor",
     "the attention factor is {v:.6g}{instead}",
     _turn,
-    lambda v: {"rotary_attention_factor": lambda c: v},
     "factor {v:.6g}",
 )
-
-
-def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
-    return lambda c: c.rotary_scaling in kinds
-
-
-def _has_parts(c: TransformerConfig) -> bool:
-    """Return whether slow angles are scaled, and fast ones not."""
-    return c.rotary_scaling in ("llama3", "yarn") and c.rotary_factor != 1
-
 
 LAYOUTS = (
     row(
@@ -238,84 +220,86 @@ LAYOUTS = (
         rope_layout=lambda c: OTHER_PAIRS[c.rope_layout],
     ),
 )
+
+
+def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
+    return lambda c: c.rotary_scaling in kinds
+
+
+LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
+BY_PARTS = _scaled("llama3", "yarn")
+"""Slow angles are scaled, and fast ones not."""
+
+
+def _factor(variant: str, says: str, value: Field) -> Row:
+    when = lambda c: c.rotary_attention_factor != 1  # noqa: E731
+    return row("rotary-attention-factor", variant, says, when, rotary_attention_factor=value)
+
+
+def _mixed(variant: str, says: str, share: Callable[[np.ndarray], np.ndarray]) -> Row:
+    when = lambda c: BY_PARTS(c) and c.rotary_factor != 1  # noqa: E731
+    return row("rotary-scaling", variant, says, when, frequencies=partial(_with_share, share))
+
+
 _scaling = partial(row, "rotary-scaling")
-_factor = partial(row, "rotary-attention-factor", when=lambda c: c.rotary_attention_factor != 1)
-_length = partial(row, "rotary-length", when=_scaled("longrope"))
+_length = partial(row, "rotary-length", when=LONGROPE)
 SCALINGS = (
-    _scaling(
-        "left out",
-        "the rotary scaling is missing",
-        _scaled("linear", "llama3", "yarn", "longrope"),
-        rotary_scaling=lambda c: "none",
-    ),
-    _scaling(
-        "linear",
-        "all angles are scaled, not only the slow ones",
-        _scaled("llama3", "yarn"),
-        rotary_scaling=lambda c: "linear",
-    ),
+    _scaling("left out", "the rotary scaling is missing", lambda c: c.rotary_scaling != "none", rotary_scaling="none"),
+    _scaling("linear", "all angles are scaled, not only the slow ones", BY_PARTS, rotary_scaling="linear"),
     _scaling(
         "multiplied",
         "angles are multiplied by the factor",
         _scaled("linear", "llama3", "yarn"),
         rotary_factor=lambda c: 1 / c.rotary_factor,
     ),
-    _scaling(
-        "llama3", "only the slow angles are scaled, not all", _scaled("linear"), rotary_scaling=lambda c: "llama3"
-    ),
-    _scaling(
-        "llama3", "angles are scaled as Llama 3.1's, not as YaRN's", _scaled("yarn"), rotary_scaling=lambda c: "llama3"
-    ),
+    _scaling("llama3", "only the slow angles are scaled, not all", LINEAR, rotary_scaling="llama3"),
+    _scaling("llama3", "angles are scaled as Llama 3.1's, not as YaRN's", YARN, rotary_scaling="llama3"),
     _scaling(
         "max_length",
         "the original length of the scaling is max_length",
-        _scaled("llama3", "yarn"),
+        BY_PARTS,
         rotary_original_length=lambda c: c.max_length,
     ),
     _scaling(
         "usual limits",
         "the transition of the scaling is from 32 turns to 1, whatever is configured",
-        _scaled("yarn"),
-        rotary_high_frequency=lambda c: 32.0,
-        rotary_low_frequency=lambda c: 1.0,
+        YARN,
+        rotary_high_frequency=32.0,
+        rotary_low_frequency=1.0,
     ),
-    _factor("left out", "the attention factor of the rotary scaling is missing", rotary_attention_factor=lambda c: 1.0),
+    _factor("left out", "the attention factor of the rotary scaling is missing", lambda c: 1.0),
     _factor(
-        "twice",
-        "the attention factor of the rotary scaling is applied twice",
-        rotary_attention_factor=lambda c: c.rotary_attention_factor**2,
+        "twice", "the attention factor of the rotary scaling is applied twice", lambda c: c.rotary_attention_factor**2
     ),
     _factor(
-        "divided",
-        "the rotated features are divided by the attention factor",
-        rotary_attention_factor=lambda c: 1 / c.rotary_attention_factor,
+        "divided", "the rotated features are divided by the attention factor", lambda c: 1 / c.rotary_attention_factor
     ),
     _factor(
         "its root",
         "the root of the attention factor is applied, as if it were one of the scores",
-        rotary_attention_factor=lambda c: c.rotary_attention_factor**0.5,
+        lambda c: c.rotary_attention_factor**0.5,
     ),
     _factor(
         "by the formula",
         "the attention factor is 0.1 · ln(factor) + 1, whatever is configured",
-        rotary_attention_factor=lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
+        lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
     ),
     _scaling(
         "ends exchanged",
         "the two ends of the transition between scaled and plain angles are exchanged",
-        _scaled("yarn"),
+        YARN,
         frequencies=partial(_with_ends, lambda first, last: (last, first)),
     ),
     _scaling(
         "from the first pair",
         "the transition between plain and scaled angles begins at the first pair of features",
-        _scaled("yarn"),
+        YARN,
         frequencies=partial(_with_ends, lambda first, last: (0.0, last)),
     ),
     _scaling(
         "cut",
         "the transition is {no}cut to whole pairs of features",
-        _scaled("yarn"),
+        YARN,
         rotary_truncate=lambda c: not c.rotary_truncate,
     ),
     _length(
@@ -339,18 +323,12 @@ SCALINGS = (
         "the factors of long sequences are used from the original length on, not beyond it",
         rotary_original_length=lambda c: max(c.rotary_original_length - 1, 1),
     ),
-    _scaling(
+    _mixed(
         "mixed the other way round",
         "between the slow and the fast angles, the scaled and the plain ones are mixed the other way round",
-        _has_parts,
-        frequencies=partial(_with_share, lambda share: np.where((share > 0) & (share < 1), 1 - share, share)),
+        lambda share: np.where((share > 0) & (share < 1), 1 - share, share),
     ),
-    _scaling(
-        "a step",
-        "all angles but the fast ones are scaled, without a smooth part",
-        _has_parts,
-        frequencies=partial(_with_share, np.floor),
-    ),
+    _mixed("a step", "all angles but the fast ones are scaled, without a smooth part", np.floor),
 )
 ROTATIONS = (
     row(

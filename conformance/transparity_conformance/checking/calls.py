@@ -100,38 +100,33 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         is_derived = probe.config != first.config
-        others = in_other_sizes(probe, first.config) if is_derived else ()
-        for size in (probe, *others) if id(probe.parameters) not in forwards else (probe,):
-            if _built(build, key, size, ran, is_derived=is_derived):
-                if (taps := _called(key, size, ran, is_first=probe is first, logits_only=logits_only)) is not None:
-                    ran.actual[key], ran.probes[key] = taps, size
-                break
+        others = in_other_sizes(probe, first.config) if is_derived and id(probe.parameters) not in forwards else ()
+        size = next((size for size in (probe, *others) if _can_be_built(build, key, size, ran, is_derived)), None)
+        if size is not None and (taps := _called(key, size, ran, first, logits_only=logits_only)) is not None:
+            ran.actual[key], ran.probes[key] = taps, size
     return ran
 
 
-def _called(key: str, probe: Probe, ran: Ran, *, is_first: bool, logits_only: bool) -> Mapping[str, np.ndarray] | None:
+def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
+    """Build the port for a probe, if it has not been; return whether it could be."""
+    name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
+    if id(probe.parameters) not in ran.forwards:
+        made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
+        ran.forwards |= {} if made is None else {id(probe.parameters): made}
+    return id(probe.parameters) in ran.forwards
+
+
+def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
     """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
-    is_derived = probe.config != next(iter(ran.probes.values()), probe).config
-    forward = ran.forwards[id(probe.parameters)]
+    forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
         return taps
-    if is_first:
+    if probe is first:
         raise taps
     ran.raised = ran.raised or taps
     ran.reached.refused.append(f"probe {key}: {taps}")
     return None
-
-
-def _built(build: Port, key: str, probe: Probe, ran: Ran, *, is_derived: bool) -> bool:
-    """Build the port for a probe, if it has not been; return whether it could be."""
-    if id(probe.parameters) not in ran.forwards:
-        said = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
-        made = build_model(build, probe, said, ran.reached, is_derived=is_derived)
-        if made is None:
-            return False
-        ran.forwards[id(probe.parameters)] = made
-    return True
 
 
 def build_model(

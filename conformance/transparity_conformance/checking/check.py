@@ -121,16 +121,13 @@ def run_one_rank(evidence: Evidence) -> None:
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, and replicas that differ."""
+    """Add the comparison with one rank, replicas that differ and, if all agree, what each rank drops in training."""
+    group, probes = _group(evidence), evidence.arguments.probes
     assert evidence.one_rank is not None
-    differing = _group(evidence).differing
-    evidence.report = with_ranks(evidence.report, evidence.one_rank, differing, evidence.arguments.probes)
-
-
-def judge_dropout(evidence: Evidence) -> None:
-    """Add what each rank drops in training."""
-    first = next(iter(evidence.arguments.probes.values()))
-    evidence.report = with_dropout(evidence.report, _group(evidence), built(evidence.build, first), first)
+    evidence.report = with_ranks(evidence.report, evidence.one_rank, group.differing, probes)
+    if evidence.agrees():
+        first = next(iter(probes.values()))
+        evidence.report = with_dropout(evidence.report, group, built(evidence.build, first), first)
 
 
 def audit_loader(evidence: Evidence) -> None:
@@ -159,7 +156,6 @@ STAGES = (
     Stage(offers.compare_offers, Evidence.has_logits),
     Stage(forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
     Stage(judge_ranks, Evidence.is_on_ranks),
-    Stage(judge_dropout, Evidence.is_on_ranks, Evidence.agrees),
     Stage(audit_loader),
 )
 """The stages of a check, in order, each with its conditions."""

@@ -15,11 +15,12 @@ from transparity_conformance.checking.evidence import LastReport
 from transparity_conformance.checking.ranks.program import Beside, beside_one, run_ranks
 from transparity_conformance.checking.ranks.sizes import sized
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Located, Progress, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.exchange.bundle.bundle import Bundle, Outputs, judge_bundle
-from transparity_conformance.exchange.bundle.reading import read_actual
-from transparity_conformance.exchange.bundle.writing import export_bundle
+from transparity_conformance.exchange.bundle import Bundle
+from transparity_conformance.exchange.judging import judge_bundle
+from transparity_conformance.exchange.reading import read_actual
+from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.isolation import TIMEOUT
 from transparity_conformance.running.process.program import Completed
@@ -69,7 +70,7 @@ def check_command(
 
 def _judged(
     bundle: Bundle,
-    outputs: Outputs,
+    outputs: Actual,
     failure: str | None,
     beside: Beside | None,
     known: LastReport,
@@ -85,7 +86,7 @@ def _judged(
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
-def _outputs(command: str, completed: Completed, bundle: Bundle) -> Outputs:
+def _outputs(command: str, completed: Completed, bundle: Bundle) -> Actual:
     """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
     actual, failure = completed.actual, completed.failure
     if not os.path.lexists(actual):

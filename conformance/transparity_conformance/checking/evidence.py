@@ -142,11 +142,9 @@ class Evidence(LastReport):
         return self.ran.reached
 
     def agrees(self) -> bool:
-        """Return whether nothing is known to be wrong, or left open."""
         return self.report.verdict == "agrees"
 
     def is_on_ranks(self) -> bool:
-        """Return whether the port runs on several ranks."""
         return self.group is not None
 
     def has_logits(self) -> bool:
@@ -154,7 +152,6 @@ class Evidence(LastReport):
         return self.form is None or self.form.has_all_logits
 
     def has_other_form(self) -> bool:
-        """Return whether the answers are no logits."""
         return self.form is not None
 
     def is_steady(self) -> bool:
@@ -166,7 +163,6 @@ class Evidence(LastReport):
         return not self.is_steady() and bool(self.report.faults)
 
     def shows_taps(self) -> bool:
-        """Return whether more than the logits is to be compared."""
         return not self.arguments.logits_only
 
     @functools.cached_property

@@ -24,7 +24,7 @@ from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.running.answers import taps_in
-from transparity_conformance.running.process.running import PortElsewhere
+from transparity_conformance.running.process.running import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 Arrange = Callable[[np.ndarray], np.ndarray]
@@ -48,8 +48,8 @@ class Part:
     part: Arrange = lambda ours: ours
     """From an array of the reference to the same part of it."""
     read: Read = lambda theirs, shape: theirs
-    """From the port's answer to the arrangement of `part`, given the shape of the whole; it raises `OtherForm`, or
-    `ValueError`, for an answer of another arrangement."""
+    """From the port's answer to the arrangement of `part`, given the shape of the whole; it may raise `OtherForm` or
+    `ValueError` for an answer of another arrangement, whose shape is compared in any case."""
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,7 @@ def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return np.where(is_token, ours.max(-1) - chosen, np.inf)
 
 
-def _without_axis(axis: int) -> Read:
-    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        if theirs.ndim != len(shape) + 1:
-            raise OtherForm
-        return np.squeeze(theirs, axis)
-
-    return read
-
-
-def _exchanged(one: int, other: int) -> Read:
-    def read(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return np.swapaxes(theirs, one, other)
-
-    return read
-
-
 def _cut(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if theirs.shape[-1:] <= shape[-1:]:
-        raise OtherForm
     return theirs[..., : shape[-1]]
 
 
@@ -119,10 +101,15 @@ def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 PARTS = (
     Part("{}"),
-    Part("{} of a padded vocabulary", "cut to its first {} columns", read=_cut),
-    Part("{} with the vocabulary before the positions", "transposed", read=_exchanged(1, 2)),
-    Part("{} with the positions before the rows", "transposed", read=_exchanged(0, 1)),
-    *(Part("{} with an axis too many", "without it", read=_without_axis(axis)) for axis in range(4)),
+    Part(
+        "{} of a padded vocabulary", "cut to its first {} columns", read=lambda theirs, shape: theirs[..., : shape[-1]]
+    ),
+    Part("{} with the vocabulary before the positions", "transposed", read=lambda theirs, shape: theirs.swapaxes(1, 2)),
+    Part("{} with the positions before the rows", "transposed", read=lambda theirs, shape: theirs.swapaxes(0, 1)),
+    *(
+        Part("{} with an axis too many", "without it", read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis))  # type: ignore[misc]
+        for axis in range(4)
+    ),
     Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
     Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1]),
     Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1:]),
@@ -167,7 +154,7 @@ class Form:
         """The logits of `shape` in an answer that has them all; the answer itself where it is of another form."""
         try:
             return self.part.read(answer, shape)
-        except (OtherForm, ValueError):
+        except (OtherForm, ValueError, IndexError):
             return answer
 
     @property
@@ -213,7 +200,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
         for part in PARTS:
             try:
                 found = [_compared(part, value, probes[key], answers[key], dtype) for key in answers]
-            except (OtherForm, ValueError):
+            except (OtherForm, ValueError, IndexError):
                 continue
             largest, budget = max(found, key=lambda each: share(*each))
             if value is LOGITS or math.isfinite(largest):
@@ -256,7 +243,7 @@ class _InForm:
         return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
 
 
-class _InFormElsewhere(_InForm, PortElsewhere):
+class _RemoteInForm(_InForm, RemotePort):
     """The same in a process of its own."""
 
     def listened(
@@ -270,7 +257,7 @@ def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
     """The same answers, and the same ports, with logits in place of their form."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
-        key: (_InFormElsewhere if isinstance(forward, PortElsewhere) else _InForm)(forward, form, configs[key])
+        key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])
         for key, forward in ran.forwards.items()
         if key in configs
     }

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
 from transparity_conformance.checking.calls import Comparison, Reached, call_model
-from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.checking.evidence import Evidence
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes
@@ -19,10 +19,10 @@ from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.report.comparison import share
 
 
-def call_long(
-    forward: Callable[..., Any], probes: Sequence[LongProbe], dtype: str, progress: Progress, reached: Reached
-) -> None:
+def call_long(evidence: Evidence) -> None:
     """Call a port on long prompts, the shortest first, up to one that is wrong; that is shortened, too."""
+    forward, probes, reached = evidence.ran.forward, evidence.arguments.long, evidence.reached
+    dtype, progress = evidence.arguments.dtype, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
             leave_out(probes[number:], reached)

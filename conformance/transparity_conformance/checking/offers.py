@@ -18,7 +18,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
-from transparity_conformance.capabilities.decoding.given import what_is_generated
+from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.stranger import PortError, call_stranger
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
 from transparity_conformance.checking.calls import answer_or_error

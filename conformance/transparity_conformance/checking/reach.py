@@ -15,7 +15,7 @@ from transparity_conformance.checking.evidence import Evidence
 from transparity_conformance.checking.long_prompts import call_long, leave_out
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.long import LongProbe
 from transparity_conformance.oracle.reach.models import (
@@ -28,7 +28,7 @@ from transparity_conformance.oracle.reach.models import (
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.running.process.running import Port, built, run
+from transparity_conformance.running.process.running import built, run
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
@@ -50,8 +50,8 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     else:
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
-    reach(evidence.build, evidence.ran.forward, models, arguments.dtype, evidence.progress, reached)
-    call_long(evidence.ran.forward, arguments.long, arguments.dtype, evidence.progress, reached)
+    reach(evidence, models)
+    call_long(evidence)
     unseen = [] if parameters is None else unseen_tokens(first.config, [*probes, *reached.probes])
     if reached.wrong:
         _add_wrong_calls(evidence)
@@ -60,25 +60,19 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     evidence.add(not_compared=unseen)
 
 
-def reach(
-    build: Port,
-    forward: Callable[..., Any],
-    models: Sequence[ReachModel],
-    dtype: str,
-    progress: Any,
-    reached: Reached,
-) -> None:
-    """Call a port on every probe of `models`; `forward` is the port that was built for the model itself."""
+def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
+    """Call the port on every probe of `models`."""
+    reached, dtype = evidence.reached, evidence.arguments.dtype
     calls = sum(len(model.calls) for model in models)
     for model in models:
-        function: Callable[..., Any] | None = forward
+        function: Callable[..., Any] | None = evidence.ran.forward
         if not model.is_asked:
-            function = build_model(build, model.probes[0], f"{model.name} model", reached, is_derived=True)
+            function = build_model(evidence.build, model.probes[0], f"{model.name} model", reached, is_derived=True)
         if function is None:
             continue
         reached.forwards[id(model.parameters)] = function
         for number, probe in enumerate(model.probes):
-            progress("calling the port at other sizes", len(reached.compared), calls)
+            evidence.progress("calling the port at other sizes", len(reached.compared), calls)
             if reached.seconds > SECONDS_OF_A_PORT and number >= WITHOUT_LIMIT:
                 reached.left_out.append(probe)
             elif not _compared(function, probe, reached, dtype):
@@ -87,7 +81,7 @@ def reach(
     if reached.wrong:
         probe = reached.wrong[0].probe
         with contextlib.suppress(PortError):  # then it is wrong alone, too
-            alone = run(built(build, probe), probe, logits_only=True)
+            alone = run(built(evidence.build, probe), probe, logits_only=True)
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
@@ -117,7 +111,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         error = difference(logits, expected)
-        if 1 < share(error, budget) < NEAR[dtype]:
+        if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
             budget = probe.budget(dtype, in_sequence=True)
         wrong = share(error, budget) > 1 and logits.shape == expected.shape
         return Comparison(probe, error, budget, error_profile(logits, expected) if wrong else {})

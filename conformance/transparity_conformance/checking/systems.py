@@ -112,6 +112,6 @@ def label(name: str) -> str:
 
 
 def _config_in(path: Path) -> TransformerConfig:
-    from transparity_conformance.exchange.bundle.reading import read_config
+    from transparity_conformance.exchange.reading import read_config
 
     return read_config(path)

@@ -14,10 +14,11 @@ from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
-from transparity_conformance.checkpoints.fields import Family, Fields
+from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import called, tensors_of
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
+from transparity_conformance.checkpoints.values import Fields
 from transparity_conformance.report.text import listed, reason, shown
 
 
@@ -28,7 +29,7 @@ def export_checkpoint(
     return what was imported.
 
     Args:
-        model_type: the family, one of `importing.FILES`.
+        model_type: the family, one of `families.FAMILIES`.
         config: a configuration that the family can express.
         parameters: those of `config`, by name; every number has to be one of float32.
         folder: a new or an empty folder.
@@ -54,23 +55,21 @@ def export_checkpoint(
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
     """The fields of config.json for a configuration of the family."""
-    direct = {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
     return {
         "model_type": model_type,
         "architectures": [family.model],
         "dtype": "float32",
         "is_encoder_decoder": config.architecture == "encoder-decoder",
-        **{name: value for name, value in family.defaults.items() if value is not None},
-        **direct,
-        **_token_fields(config),
+        **_token_fields(family, config),
         **family.write(config),
-        **family.written_classes(config),
     }
 
 
-def _token_fields(config: TransformerConfig) -> Fields:
+def _token_fields(family: Family, config: TransformerConfig) -> Fields:
+    """The special tokens, those first that the family has a default for."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
-    return found | ({"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {})
+    found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
+    return {name: found[name] for name in (*family.defaults, *found) if name in found}
 
 
 def tensors_in(
@@ -128,10 +127,7 @@ def explicit(config: TransformerConfig) -> dict[str, Any]:
     return (
         dataclasses.asdict(config)
         | _by_layer(config)
-        | {
-            "num_key_value_heads": config.key_value_heads,
-            "attention_head_dim": config.head_dim,
-        }
+        | {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
-from transparity_conformance.checkpoints.fields import ONLY, TOKENS, UNNEEDED, Classifier, Family, Fields, wrong
+from transparity_conformance.checkpoints.codecs import TOKENS, UNNEEDED, Classifier, Family
+from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
 from transparity_conformance.checkpoints.reading import (
@@ -30,51 +30,8 @@ from transparity_conformance.checkpoints.reading import (
     scale_of,
     tensor_files,
 )
+from transparity_conformance.checkpoints.values import Fields
 from transparity_conformance.report.text import listed, shown
-
-FILES = {
-    "bart": "encoder_decoders.bart",
-    "bert": "bert",
-    "clip_text_model": "encoders.clip",
-    "clip_vision_model": "encoders.clip",
-    "cohere": "cohere",
-    "cohere2": "cohere",
-    "distilbert": "encoders.distilbert",
-    "falcon": "decoders.falcon",
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3_text": "gemma",
-    "gpt2": "gpt2",
-    "gpt_neox": "gpt_neox",
-    "deepseek_v3": "experts.deepseek",
-    "gpt_oss": "experts.gpt_oss",
-    "gptj": "gptj",
-    "granite": "llama_variants",
-    "llama": "llama",
-    "mamba2": "decoders.mamba2",
-    "marian": "encoder_decoders.bart",
-    "ministral3": "decoders.ministral3",
-    "mistral": "llama",
-    "mixtral": "experts.mixtral",
-    "modernbert": "encoders.modernbert",
-    "mpnet": "encoders.mpnet",
-    "olmo2": "llama_variants",
-    "olmoe": "experts.mixtral",
-    "opt": "opt",
-    "phi3": "llama_variants",
-    "qwen2": "llama",
-    "qwen2_moe": "experts.mixtral",
-    "qwen3": "llama",
-    "qwen3_moe": "experts.mixtral",
-    "qwen3_next": "experts.qwen3_next",
-    "roberta": "bert",
-    "smollm3": "llama_variants",
-    "t5": "encoder_decoders.t5",
-    "vit": "encoders.vit",
-    "whisper": "encoder_decoders.whisper",
-    "xlm-roberta": "bert",
-}
-"""The file of each `model_type`."""
 
 PARAMETERS = "parameters.safetensors"
 
@@ -298,10 +255,10 @@ def family_of(folder: Path, given: Fields) -> Family:
     if str(kind) in TOWERS:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} is of two towers side by side; expected one of them: {towers}.")
-    if not isinstance(kind, str) or kind not in FILES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
-            f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {listed(FILES, 12)}: no other can "
-            "be imported."
+            f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {listed(FAMILIES, 12)}: no other "
+            "can be imported."
         )
     return family_called(kind)
 
@@ -311,25 +268,14 @@ def family_called(model_type: str) -> Family:
     if model_type in TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers side by side; expected one of them: {towers}.")
-    if model_type not in FILES:
-        raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FILES)}.")
-    families: dict[str, Family] = importlib.import_module(f"{__package__}.families.{FILES[model_type]}").FAMILIES
-    return families[model_type]
+    if model_type not in FAMILIES:
+        raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FAMILIES)}.")
+    return FAMILIES[model_type]
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
     """Convert the fields of config.json, of a checkpoint with the tensors `names`, to a configuration."""
-    for name, right in (ONLY | dict(family.only)).items():
-        if given.get(name) is not None and given[name] not in right:
-            raise wrong(name, given[name], " or ".join(map(as_json, right)) or "none")
-    fields = {**dict.fromkeys(family.reads), **family.defaults, **given}
-    found = dict(family.always)
-    for theirs, ours in family.fields.items():
-        if theirs not in fields:
-            raise CheckpointError(f"{theirs} is missing; expected it, for {ours} is read from it.")
-        found[ours] = fields[theirs]
-    found |= family.configure(fields, names)
-    found |= family.classes(fields)
+    found = family.read(given, names)
     if head is not None:
         if "head" not in found:
             raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
@@ -346,7 +292,7 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # what the head of masked words has goes with it
         found = {name: value for name, value in found.items() if name not in ("head_transform", "tied_head")}
-    return TransformerConfig(**found | _tokens(fields, found))
+    return TransformerConfig(**found | _tokens({**family.defaults, **given}, found))
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
@@ -431,7 +377,7 @@ def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
     """The fields and tensors that were not taken over unchanged, a line for each kind."""
-    understood = {*family.fields, *family.reads, *family.only, *ONLY, *TOKENS}
+    understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
     rope = given.get("rope_parameters")

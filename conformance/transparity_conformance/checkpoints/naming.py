@@ -84,9 +84,31 @@ def _rows(cut: slice, tensor: np.ndarray) -> np.ndarray:
     return tensor[cut]
 
 
-def linears(pairs: Mapping[str, str]) -> dict[str, str | Stored]:
-    """The names of the `weight` and the `bias` of each linear map or norm."""
-    return {f"{theirs}.{leaf}": f"{ours}.{leaf}" for theirs, ours in pairs.items() for leaf in ("weight", "bias")}
+def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | Stored]:
+    """The names of the `weight` and the `bias` of linear maps and norms, in the scope `theirs` there, `ours` here."""
+    return weights(pairs, theirs, ours, ("weight", "bias"))
+
+
+def weights(
+    pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
+) -> dict[str, str | Stored]:
+    """The names of the `weight` of each linear map or norm without a bias."""
+    there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
+    return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
+
+
+def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
+    """The names of the projections of an attention."""
+    return {query: "query", key: "key", value: "value", output: "output"}
+
+
+GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
+"""The names of the projections of a gated feed-forward."""
+
+
+def without(table: Table, *parts: str) -> dict[str, str | Stored]:
+    """The table without the tensors whose names have one of the `parts`."""
+    return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:

@@ -13,6 +13,7 @@ from transparity_conformance.diagnosis.probe_result import Results, error_profil
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.diagnosis.segment import Combination, Segment
+from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
@@ -74,7 +75,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)))
-    if left > 0.5:  # what leaves more than half of the difference explains nothing
+    if left > NO_EXPLANATION:
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (

@@ -89,4 +89,4 @@ def _scaled(ours: np.ndarray, actual: np.ndarray, scaled: bool) -> np.ndarray:
 
 
 def _is_near(actual: np.ndarray, fitted: np.ndarray, tolerance: float) -> bool:
-    return bool(np.abs(actual - fitted).max(initial=0.0) <= tolerance * max(np.abs(actual).max(initial=0.0), 1e-30))
+    return bool(np.abs(actual - fitted).max(initial=0.0) <= tolerance * np.abs(actual).max(initial=0.0))

@@ -218,7 +218,8 @@ def _split_by(
             if one is not other:
                 return name
             continue
-        if gap(one, other) > segment.budgets.get(name, 1e-4 * float(np.nanmax(np.abs(one)))):
+        budget = segment.budgets.get(name)
+        if gap(one, other) > (probe.oracle.budget(segment.tap, segment.dtype) if budget is None else budget):
             return name
     return None
 

@@ -9,7 +9,8 @@ import numpy as np
 from transparity.limits.stored import chosen
 from transparity_conformance.catalogue.sites import ENDS, is_norm
 from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
-from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, real_positions
+from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_DRAWN, epsilon
 from transparity_conformance.oracle.probes import Probe
@@ -25,9 +26,6 @@ INTERNAL = (
 
 INSIDE = ("scores", "weights", "context")
 """What follows queries and keys inside attention, in order."""
-
-EQUIVALENT = 1024
-"""The tolerance of an equivalent form, in ulps of its largest number: enough to tell it from a wrong number."""
 
 
 def is_internal(tap: str) -> bool:
@@ -82,7 +80,7 @@ def _healed(
             rows = ~_depends_on_convention(result.probe, tap, dtype)
             pair = _comparable(result, tap, ours)[rows], ours[tap][rows]
             pairs.setdefault((tap, id(result.probe.parameters)), []).append(pair)
-    tolerance = EQUIVALENT * epsilon(dtype)
+    tolerance = EQUIVALENT_ULPS * epsilon(dtype)
     accepted = {
         tap_and_model for tap_and_model, some in pairs.items() if is_equivalent(tap_and_model[0], some, tolerance)
     }
@@ -162,25 +160,9 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
     """Return whether the port differs from the oracle at real tokens."""
-    oracle, tokens = result.probe.oracle, _real_tokens(result.probe, tap)
+    oracle, tokens = result.probe.oracle, real_positions(result.probe, tap)[..., None]
     error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
     return share(error, oracle.budget(tap, dtype)) > 1
-
-
-def _real_tokens(probe: Probe, tap: str) -> np.ndarray:
-    """1 where a position of `tap` (batch, length, …) is a token, 0 where it is padding."""
-    stack, config = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0], probe.config
-    ignores_padding = stack == "decoder" and "padding" not in config.decoder_mask
-    has_no_positions = tap in ("pooled", "logits") and config.is_pooled
-    if ignores_padding or has_no_positions:
-        return np.ones(1)
-    names = [name for name in config.input_names if config.input_stack(name) == stack]
-    name = names[0] if names else config.input_names[-1]
-    if name not in config.token_inputs:
-        return np.ones(1)
-    if config.padding == "attention-mask" and name == config.input_names[0]:
-        return probe.inputs["attention_mask"][..., None].astype(np.float64)
-    return (probe.inputs[name] != config.pad_id)[..., None].astype(np.float64)
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:

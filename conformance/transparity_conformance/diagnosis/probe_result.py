@@ -12,7 +12,7 @@ import numpy as np
 from transparity.limits.stored import changed, chosen
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -106,10 +106,10 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
             for tap, value in recorded.items()
         }
         shares = {tap: share(error, result.budgets[tap]) for tap, error in errors.items()}
-        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > NEAR[dtype])
+        wrong |= dict.fromkeys(tap for tap in errors if shares[tap] > REMEASURED_WITHIN[dtype])
         if len(wrong) > most:
             break
-        if near := [tap for tap in errors if 1 < shares[tap] <= NEAR[dtype]]:
+        if near := [tap for tap in errors if 1 < shares[tap] <= REMEASURED_WITHIN[dtype]]:
             budgets = segment_budgets(probe, recorded, dtype, known, neighbours=min(2, probe.neighbours))
             wrong |= dict.fromkeys(tap for tap in near if share(errors[tap], budgets[tap]) > 1)
         if len(wrong) > most:
@@ -125,3 +125,16 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
         for each in results.values()
         if each.recorded
     )
+
+
+def real_positions(probe: Probe, tap: str) -> np.ndarray:
+    """True where a position of `tap` (batch, length) is a token, False where it is padding that nothing depends on."""
+    config = probe.config
+    stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
+    name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])
+    sees_padding = stack == "decoder" and tap != "logits" and "padding" not in config.decoder_mask
+    if sees_padding or (tap in ("pooled", "logits") and config.is_pooled) or name not in config.token_inputs:
+        return np.ones(1, bool)
+    if config.padding == "attention-mask" and name == config.input_names[0]:
+        return np.asarray(probe.inputs["attention_mask"] != 0)
+    return np.asarray(probe.inputs[name] != config.pad_id)

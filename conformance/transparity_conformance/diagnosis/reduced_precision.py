@@ -18,7 +18,12 @@ from transparity.limits.mapped import Mapped
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
-from transparity_conformance.diagnosis.segment import NEAR
+from transparity_conformance.diagnosis.thresholds import (
+    FURTHEST_ROUNDED,
+    LEFT_AT_WORST,
+    REMEASURED_WITHIN,
+    TYPICALLY_LEFT,
+)
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import HALF, rounded_to
 from transparity_conformance.oracle.oracle import Arrays
@@ -26,14 +31,6 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
 
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
-
-TYPICAL, WORST = 0.5, 0.75
-"""The share of a difference that may be left, on most probes and on any: a factor near a tie may be rounded the other
-way, and so every number that depends on it. Another rounding, or a fault, leaves all of it or makes it several times
-as large."""
-
-FURTHEST = 4.0
-"""The largest difference of any number, in units of the largest difference that the rounding makes."""
 
 PARAMETERS = "parameters"
 
@@ -52,7 +49,7 @@ def _is_beyond_rounding(results: Results) -> bool:
         return False
     tap = first.wrong[0]
     budgets = segment_budgets(first.probe, first.recorded, "bfloat16", until=tap, neighbours=1)
-    return first.errors[tap] > NEAR["bfloat16"] * budgets[tap]
+    return first.errors[tap] > REMEASURED_WITHIN["bfloat16"] * budgets[tap]
 
 
 def declared_by(rounding: Cause) -> str | None:
@@ -102,10 +99,10 @@ def _rounded_products(results: Results) -> Cause | None:
         left: list[float] = []
         for result in results.values():
             left.append(_share_left(result, hypothesis))
-            if left[-1] > WORST:
+            if left[-1] > LEFT_AT_WORST:
                 break
         typical = float(np.median(left))
-        if max(left) <= WORST and typical <= TYPICAL:
+        if max(left) <= LEFT_AT_WORST and typical <= TYPICALLY_LEFT:
             residual = logits_error(results, (hypothesis,))
             return Cause("low-precision", hypothesis.fault.description, None, residual, 1 - typical)
     return None
@@ -129,7 +126,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
     moved = (actual != ours) | (rounded != ours)
     with np.errstate(all="ignore"):
         before, after = np.abs(actual - ours)[moved], np.abs(actual - rounded)[moved]
-        possible = after.max(initial=0.0) <= FURTHEST * np.abs(rounded - ours).max(initial=0.0)
+        possible = after.max(initial=0.0) <= FURTHEST_ROUNDED * np.abs(rounded - ours).max(initial=0.0)
         return float(np.median(after) / np.median(before)) if possible else math.inf
 
 

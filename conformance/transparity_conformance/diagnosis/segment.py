@@ -11,15 +11,11 @@ import numpy as np
 
 from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged, judged_gap
 from transparity_conformance.report.comparison import less, share
-
-NEAR = {"float64": 1000.0, "float32": 1000.0, "bfloat16": 30.0, "float16": 30.0}
-"""The most budgets that a difference may be off for the budget to be measured again with the fault applied. A fault
-changes the budget (a hundredfold for hot scores), but not by more. In half precision nearly everything is within a
-thousand budgets."""
 
 Combination = tuple[Hypothesis, ...]
 
@@ -71,7 +67,7 @@ class Segment:
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Divide the remaining difference by the budget, measured again if that could matter."""
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
-        if budget < error < NEAR[self.dtype] * budget:
+        if budget < error < REMEASURED_WITHIN[self.dtype] * budget:
             others = [name for name in self.recorded[probe.name] if name != self.tap]
             recorded = chosen_of(self.recorded[probe.name], others)
             neighbours = min(2, probe.neighbours)
@@ -94,7 +90,7 @@ class Segment:
             for tap in right
             if tap in computed
         )
-        return any(error > NEAR[self.dtype] * right[tap] for error, tap in errors)
+        return any(error > REMEASURED_WITHIN[self.dtype] * right[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
         """The root mean square of the remaining difference."""
@@ -102,7 +98,7 @@ class Segment:
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
         """Return whether the remaining difference may be within the budget."""
-        return self.largest(probe, chosen) <= NEAR[self.dtype] * (self.budgets[probe.name] or 1)
+        return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
         """Return whether the difference is within the budget on all `probes`, every probe by default."""

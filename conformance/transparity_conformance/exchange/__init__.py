@@ -1,1 +1,1 @@
-"""Exchange weights, inputs and answers with programs and machines by files."""
+"""Bundles: a check as files, for ports in any language and on any machine."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Literal
 
-HEARD, OPERAND, WROTE = "__transparity_heard__", "__transparity_operand__", "__transparity_wrote__"
+VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
 """Functions, found among the builtins, that return their last argument; `wrote` is a statement after an assignment."""
 
 GENERATED = "__transparity_generated__"
@@ -109,31 +109,31 @@ class _Reporting(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         node.left, left = self._operand(node.left)
         node.right, right = self._operand(node.right)
-        return _heard(node, "operator", OPERATORS.get(type(node.op), "operator"), [left, right])
+        return _value(node, "operator", OPERATORS.get(type(node.op), "operator"), [left, right])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return self.generic_visit(node)
         node.operand, operand = self._operand(node.operand)
-        return _heard(node, "operator", OPERATORS[type(node.op)], [operand])
+        return _value(node, "operator", OPERATORS[type(node.op)], [operand])
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         node.left, left = self._operand(node.left)
         node.comparators, rest = self._operands(node.comparators)
-        return _heard(node, "comparison", "compare", [left, *rest])
+        return _value(node, "comparison", "compare", [left, *rest])
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         node.value, value = self._operand(node.value)
         node.slice = self.visit(node.slice)
-        return _heard(node, "subscript", "getitem", [value])
+        return _value(node, "subscript", "getitem", [value])
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         node.value, value = self._operand(node.value)
-        return _heard(node, "attribute", node.attr, [value])
+        return _value(node, "attribute", node.attr, [value])
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = ""
@@ -154,7 +154,7 @@ class _Reporting(ast.NodeTransformer):
             keyword.value, number = self._operand(keyword.value)
             named.append(number)
         writes = any(keyword.arg == "out" for keyword in node.keywords)
-        return _heard(node, "method" if name else "call", name, [*first, *arguments, *named], writes)
+        return _value(node, "method" if name else "call", name, [*first, *arguments, *named], writes)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         array = _array_of(node.target)
@@ -207,10 +207,10 @@ def _operand(node: Any, hook: str = OPERAND) -> tuple[Any, int]:
     return _call(hook, [ast.Constant(number), node], node), number
 
 
-def _heard(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:
+def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool = False) -> Any:
     number = next(_numbers)
     SITES[number] = Site(kind, name, tuple(operands), writes)
-    return _call(HEARD, [ast.Constant(number), node], node)
+    return _call(VALUE, [ast.Constant(number), node], node)
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:

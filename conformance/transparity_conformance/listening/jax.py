@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.listening.operation import Source
-from transparity_conformance.listening.record import Place, Record
+from transparity_conformance.listening.record import Record, Region
 
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
@@ -41,7 +41,7 @@ def listening(record: Record) -> Iterator[None]:
         def run() -> Any:
             return plain(trace, primitive, args, params)
 
-        return run() if threading.get_ident() != thread else listener.heard(run, primitive, args, params)
+        return run() if threading.get_ident() != thread else listener.operation(run, primitive, args, params)
 
     EvalTrace.process_primitive = process_primitive
     try:
@@ -57,7 +57,7 @@ class _Listener:
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
 
-    def heard(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
+    def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Run a primitive, or its parts, record what it computes, and return its result."""
         if self.busy:
             return run()
@@ -73,8 +73,8 @@ class _Listener:
 
     def _add(self, primitive: Any, args: Sequence[Any], results: Sequence[Any]) -> None:
         record = self.record
-        inputs, stack = record.origins(map(_place, args)), _stack(record)
-        for place in map(_place, results):
+        inputs, stack = record.origins(map(_region, args)), _stack(record)
+        for place in map(_region, results):
             if record.has(place) or (not inputs and primitive.name in REARRANGEMENTS):
                 continue
             record.put(place, record.add(primitive.name, _numbers(place.array, record), inputs, stack))
@@ -98,9 +98,9 @@ def _stack(record: Record) -> tuple[Source, ...]:
     return record.sources.among(zip(*traceback.raw_frames(), strict=True))
 
 
-def _place(array: Any) -> Place:
+def _region(array: Any) -> Region:
     """An array, which is never written into."""
-    return Place(id(array), None, array, array)
+    return Region(id(array), None, array, array)
 
 
 def _numbers(array: Any, record: Record) -> np.ndarray | None:

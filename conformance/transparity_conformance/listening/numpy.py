@@ -22,16 +22,16 @@ import numpy as np
 
 from transparity_conformance.listening.expressions import (
     GENERATED,
-    HEARD,
     OPERAND,
     SITES,
     SLICE,
+    VALUE,
     WROTE,
     Site,
     identity,
     reporting,
 )
-from transparity_conformance.listening.record import Origins, Place, Record
+from transparity_conformance.listening.record import Origins, Record, Region
 from transparity_conformance.listening.source import functions_of
 
 REARRANGEMENTS = frozenset(
@@ -63,7 +63,7 @@ _active: list[_Listener] = []
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
     """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
-    hooks = {HEARD: _heard, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
+    hooks = {VALUE: _value, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
     for name, hook in hooks.items():
         setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
     replaced: list[tuple[FunctionType, Any]] = []
@@ -107,9 +107,9 @@ def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
         yield item
 
 
-def _heard(number: int, value: Any) -> Any:
+def _value(number: int, value: Any) -> Any:
     if type(value) not in PLAIN and _active and _active[-1].thread == threading.get_ident():
-        _active[-1].heard(sys._getframe(1), SITES[number], value)
+        _active[-1].operation(sys._getframe(1), SITES[number], value)
     return value
 
 
@@ -126,7 +126,7 @@ class _Listener:
         self.operands: dict[tuple[int, int], Any] = {}
         self.codes: set[Any] = set()
 
-    def heard(self, frame: Any, site: Site, value: Any) -> None:
+    def operation(self, frame: Any, site: Site, value: Any) -> None:
         """Record the value of an expression, if the port has just computed it."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
@@ -155,7 +155,7 @@ class _Listener:
             return
         part = array[index[0]] if index else array
         is_view = isinstance(part, np.ndarray) and np.may_share_memory(part, array)
-        for place in map(_place, _arrays(value)):
+        for place in map(_region, _arrays(value)):
             self.record.settle(place, self.record.numbers)
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
@@ -163,10 +163,10 @@ class _Listener:
         """Record arrays that an operation returned."""
         if name in UNINITIALISED:
             return
-        record, read = self.record, [_place(array) for array in _arrays(given)]
+        record, read = self.record, [_region(array) for array in _arrays(given)]
         owners = {place.owner for place in read}
         for array in arrays:
-            place = _place(array)
+            place = _region(array)
             is_view = place.owner in owners
             if record.has(place) or (is_view and not record.knows(place)):
                 continue
@@ -179,11 +179,11 @@ class _Listener:
                 record.put(place, record.add(f"numpy.{name}", value, inputs, record.sources.here()))
 
     def _write(self, name: str, array: Any, inputs: Origins) -> None:
-        record, place = self.record, _place(array)
+        record, place = self.record, _region(array)
         record.write(place, record.add(f"numpy.{name}", record.numbers(array), inputs, record.sources.here()))
 
     def _origins(self, given: Any) -> Origins:
-        return self.record.origins([_place(array) for array in _arrays(given)])
+        return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
         """Return whether the parts of a function are heard."""
@@ -220,12 +220,12 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
             yield from _arrays(item, depth - 1)
 
 
-def _place(array: Any) -> Place:
+def _region(array: Any) -> Region:
     """The memory of an array, which its views share."""
     if isinstance(array, np.generic):
-        return Place(id(array), None, array, array)
+        return Region(id(array), None, array, array)
     owner = array
     while (base := getattr(owner, "base", None)) is not None:
         owner = base
     geometry = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
-    return Place(id(owner), geometry, array, owner)
+    return Region(id(owner), geometry, array, owner)

@@ -20,7 +20,7 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.listening.operation import Source
-from transparity_conformance.listening.record import Origins, Place, Record
+from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
 """Beginnings of the names of operations whose results have no values yet."""
@@ -69,7 +69,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     """Run an operation, record what it computes, and return its result."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = _given(func, args, kwargs)
-    read, writes = _places(list(given.values())), _places(written)
+    read, writes = _regions(list(given.values())), _regions(written)
     views = {place.owner for place in read} if _is_view(func) else set()
     for place in read:
         if place.owner not in views and place not in writes:
@@ -78,7 +78,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     result = func(*args, **kwargs)
     name, stack = str(func), record.sources.here()
     if name.startswith(COLLECTIVES):
-        for place in _places(args[0]):
+        for place in _regions(args[0]):
             record.await_write(place, name, inputs, stack)
         return result
     if name.startswith(UNINITIALISED):
@@ -89,7 +89,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
         inputs = _attention(record, given, stack)
     for place in writes:
         record.write(place, record.add(name, numbers(place.array), inputs, stack))
-    for place in _places(result):
+    for place in _regions(result):
         is_of_parameter = place.owner in views and not record.knows(place)
         if place not in writes and not record.has(place) and not is_of_parameter:
             record.put(place, record.add(name, numbers(place.array), inputs, stack))
@@ -126,11 +126,11 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _places(value: Any) -> list[Place]:
-    return [place for place in map(_place, _tensors(value)) if place is not None]
+def _regions(value: Any) -> list[Region]:
+    return [place for place in map(_region, _tensors(value)) if place is not None]
 
 
-def _place(tensor: Any) -> Place | None:
+def _region(tensor: Any) -> Region | None:
     """The memory of a tensor; None if it has none of its own."""
     import torch
 
@@ -139,9 +139,9 @@ def _place(tensor: Any) -> Place | None:
         return None
     storage = tensor.untyped_storage()
     if tensor.is_nested:
-        return Place(storage._cdata, "nested", tensor, storage)
+        return Region(storage._cdata, "nested", tensor, storage)
     part = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-    return Place(storage._cdata, (*part, tensor.is_conj(), tensor.is_neg()), tensor, storage)
+    return Region(storage._cdata, (*part, tensor.is_conj(), tensor.is_neg()), tensor, storage)
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
@@ -167,13 +167,13 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
     query, key, value = given["query"], given["key"], given["value"]
     mask = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
     if query.is_nested:
-        return record.origins(_places(list(given.values())))
+        return record.origins(_regions(list(given.values())))
     if query.ndim > 2 and query.shape[-3] != key.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     scale = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
     scores = query.detach().double() @ key.detach().double().mT * scale
-    last = record.add("attention.scores", _numbers(scores), record.origins(_places([query, given["key"]])), stack)
-    of_mask = record.origins(_places(mask))
+    last = record.add("attention.scores", _numbers(scores), record.origins(_regions([query, given["key"]])), stack)
+    of_mask = record.origins(_regions(mask))
     if mask is not None and mask.dtype != torch.bool and (bias := _bias(record, mask, of_mask)):
         biased = _numbers(scores + bias[0].to(scores.device))
         last = record.add("attention.biased_scores", biased, tuple(sorted({*last, bias[1]})), stack)
@@ -184,7 +184,7 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
     if masks:
         last = record.add("attention.masked_scores", _numbers(scores), tuple(sorted({*last, *of_mask})), stack)
     last = record.add("attention.weights", _numbers(torch._safe_softmax(scores, -1)), last, stack)
-    return tuple(sorted({*last, *record.origins(_places(value))}))
+    return tuple(sorted({*last, *record.origins(_regions(value))}))
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:

@@ -20,7 +20,7 @@ Origins = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class Region:
     """The memory of an array."""
 
     owner: int
@@ -64,22 +64,22 @@ class Record:
         self.sources = Sources()
         self.largest, self.size = largest, 0
         self._memories: dict[int, _Memory] = {}
-        self._awaited: dict[int, Place] = {}
+        self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
         """What is recorded of an array: a copy in float64; None for what is left out."""
         return in_float64(array, whole_numbers=self.whole_numbers)
 
-    def knows(self, place: Place) -> bool:
+    def knows(self, place: Region) -> bool:
         """Return whether an operation in the record made or wrote the memory."""
         return place.owner in self._memories
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: Region) -> bool:
         """Return whether exactly this array is in the record, unchanged since."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
-    def origins(self, places: Iterable[Place]) -> Origins:
+    def origins(self, places: Iterable[Region]) -> Origins:
         """The operations that made what now lies in these places."""
         found: set[int] = set()
         for place in places:
@@ -88,7 +88,7 @@ class Record:
                 found.update(memory.parts.get(place.geometry, memory.last))
         return tuple(sorted(found))
 
-    def settle(self, place: Place, value: Callable[[Any], np.ndarray | None]) -> None:
+    def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
         """Record an array that was written in parts as it now is, under the name and line of its last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
@@ -108,20 +108,20 @@ class Record:
         self.operations.append(Operation(name, value, inputs, stack))
         return (len(self.operations) - 1,)
 
-    def put(self, place: Place, origins: Origins) -> None:
+    def put(self, place: Region, origins: Origins) -> None:
         """Note what made an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:
             memory.last = memory.last or origins
 
-    def write(self, place: Place, origins: Origins) -> None:
+    def write(self, place: Region, origins: Origins) -> None:
         """Note what wrote into an array: all other parts of its memory may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
-    def await_write(self, place: Place, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
+    def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
         """Note that an operation writes into an array later than it returns."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True

@@ -50,14 +50,7 @@ def alternatives(explaining: Sequence[CatalogueEntry]) -> tuple[str, ...]:
 
 def with_capabilities(report: Report, found: CapabilityResult) -> Report:
     """Add the findings about capabilities to the report on the forward pass."""
-    first = report.first_divergence or next((fault.where for fault in found.faults), None)
-    return dataclasses.replace(
-        report,
-        verdict="diverges" if found.faults else report.verdict,
-        first_divergence=first,
-        faults=(*report.faults, *found.faults),
-        claims=(*report.claims, *found.claims),
-        not_compared=(*found.not_compared, *report.not_compared),
-        notes=(*report.notes, *found.notes),
-        coverage=dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls),
-    )
+    coverage = dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls)
+    both = (*found.not_compared, *report.not_compared)
+    added = report.adding(*found.faults, claims=found.claims, notes=found.notes, coverage=coverage)
+    return dataclasses.replace(added, not_compared=both)

@@ -1,8 +1,13 @@
-"""Numbers as text: shares of a budget, counts, and the heights and colours of bars and cells."""
+"""Numbers as text: shares of a budget, counts, and the heights and colours of bars and cells; templates of pages."""
 
 from __future__ import annotations
 
 import math
+from importlib import resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jinja2
 
 DECADES = 6
 """The decades below the largest error in which a bar has a height."""
@@ -62,3 +67,15 @@ def heat(share: float) -> float:
     if share <= PALEST:
         return 0.0
     return round(min(1.0, 1 - math.log(share) / math.log(PALEST)), 3)
+
+
+def template(name: str) -> jinja2.Template:
+    """A page to be filled in; everything put into it is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"share": format_share, "scientific": scientific}
+    text = resources.files("transparity_conformance.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return environment.from_string(text)

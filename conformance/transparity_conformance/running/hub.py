@@ -82,7 +82,7 @@ class HubBuild:
             model = call_stranger(self.load, str(folder), **options)
             return with_gradients(forward_of(model, config), model, folder, config, called)
         edit_folder(folder, self.edit)
-        with seeded(self.edit.seed), spoken() as said:
+        with seeded(self.edit.seed), recorded_messages() as said:
             forward = forward_of(call_stranger(self.load, str(folder), **options), config)
         if self.edit.without is not None and (line := said.line_about(self.edit.without)):
             raise PortError(f"load(folder) says: {line}.")
@@ -96,7 +96,7 @@ def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]
         yield HubBuild(load, model_type, root)
 
 
-class Said:
+class Messages:
     """Everything that was said."""
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ def _message(record: logging.LogRecord) -> str:
 
 
 @contextlib.contextmanager
-def spoken() -> Iterator[Said]:
+def recorded_messages() -> Iterator[Messages]:
     """Record what is printed, warned of and logged within the context, in place of showing it."""
-    said, make = Said(), logging.getLogRecordFactory()
+    said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
         said.records.append(made := make(*args, **named))

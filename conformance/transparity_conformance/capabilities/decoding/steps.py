@@ -15,21 +15,24 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
+    Judged,
     Probes,
     Requests,
     Shapes,
     Way,
     first_of,
     kept_in,
+    result,
 )
+from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.capability_result import CapabilityResult, alternatives
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import Cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +87,7 @@ def _why_no_steps(probe: Probe, dtype: str) -> str:
         return "this mask hides nothing, so what is cached is never right"
     if probe.config.angles_depend_on_length:
         return "rotary angles depend on the length, so what is cached becomes wrong"
-    if not probe.config.has_decoder:
-        return "a lone encoder generates nothing"
-    return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
+    return why_no_decoder(probe, dtype)
 
 
 def _shapes(key: str, request: StepRequest) -> Shapes:
@@ -143,30 +144,30 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         where = _is_judged(request, logits[request], forward.dtype)
         return gap(logits[request][where], expected[request.rows][where])
 
-    errors = {request: beyond(request, request.probe.oracle.expected["logits"]) for request in logits}
-    worst = max(errors, key=lambda request: share(errors[request], budgets[request]))
-    error, budget, probe = errors[worst], budgets[worst], worst.probe
-    if share(error, budget) <= 1:
-        return CapabilityResult((ClaimResult("step", "agrees", error, budget, worst.name),))
+    found = {
+        request: Judged(beyond(request, request.probe.oracle.expected["logits"]), budgets[request], request.name)
+        for request in logits
+    }
+    worst = max(found, key=lambda request: found[request].share)
+    error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
         """The largest remainder; the first request that is not explained ends the search."""
-        found = 0.0
+        most = 0.0
         for request in sorted(logits, key=lambda request: request is not worst):
             remains = beyond(request, _simulated(request.probe, request.sizes, fault))
-            found = max(found, remains * budget / budgets[request])
+            most = max(most, remains * budget / budgets[request])
             if share(remains, budgets[request]) > 1:
                 return math.inf
-        return found
+        return most
 
-    # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
-    remaining = {fault: left(fault) for fault in CACHE_FAULTS}
-    explaining = [fault for fault in CACHE_FAULTS if math.isfinite(remaining[fault])]
-    causes = tuple(Cause(how.id, how.says, None, remaining[how], 1 - remaining[how] / error) for how in explaining[:1])
-    claim = ClaimResult("step", "diverges", error, budget, worst.name)
-    return CapabilityResult(
-        (claim,), (Divergence("step", error, budget, causes, alternatives(explaining), probe=probe.name),)
-    )
+    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+        # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
+        remaining = {fault: left(fault) for fault in CACHE_FAULTS}
+        explaining = [fault for fault in CACHE_FAULTS if math.isfinite(remaining[fault])]
+        return [Cause(f.id, f.says, None, remaining[f], 1 - remaining[f] / error) for f in explaining[:1]], explaining
+
+    return result("step", found[worst], explain, probe=worst.probe.name)
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:

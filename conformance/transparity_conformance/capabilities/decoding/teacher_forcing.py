@@ -5,34 +5,17 @@ A token is right if rounding could explain it, so a wrong token does not make al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from transparity.sampling import Sampling
 from transparity.taps import Tap
-from transparity_conformance.capabilities.capability import kept_in
+from transparity_conformance.capabilities.capability import Judged, kept_in
 from transparity_conformance.capabilities.faults.beams import length_penalty, simulate_beam_search
 from transparity_conformance.capabilities.requests import Request, following
 from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.report.comparison import share
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import filter_logits
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The error of an answer, its budget, its place, and ties to within rounding."""
-
-    error: float
-    budget: float
-    where: str
-    near: tuple[str, ...] = ()
-
-    @property
-    def share(self) -> float:
-        return share(self.error, self.budget)
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults import simulated
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import log_softmax
 from transparity_numpy.decoding.generation import allocate
@@ -98,21 +97,17 @@ def _best(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         return best[:, :count], kept - dropped
 
 
-def _fault(id: str, says: str, penalty: Penalty = length_penalty, **options: Any) -> SimulatedFault:
-    return SimulatedFault(id, says, functools.partial(simulate_beam_search, penalty=penalty, **options))
-
-
-BEAM_FAULTS = (
-    _fault("beams-penalty", "scores are divided by length^α, not by ((5 + length) / 6)^α", lambda n, _, a: n**a),
-    _fault("beams-penalty", "scores are not divided by any length penalty", lambda n, _, a: np.ones(n.shape)),
-    _fault("beams-penalty", "scores are multiplied by the length penalty", lambda n, _, a: ((5 + n) / 6) ** -a),
-    _fault("beams-penalty", "the prompt counts in the length penalty", lambda n, m, a: ((5 + n + m) / 6) ** a),
-    _fault("beams-penalty", "beams are kept by their scores without the length penalty", ranks="by score"),
-    _fault("beams-penalty", "unfinished continuations are ranked without the length penalty", ranks="ended by penalty"),
-    _fault("beams-end", "an ended continuation is extended", ended="go on"),
-    _fault("beams-end", "an ended continuation is dropped", ended="dropped"),
-    _fault("beams-begin", "all beams begin with the same token and stay the same: it is greedy", begins_apart=False),
-    _fault("beams-cache", "a beam that continues another one keeps its own cache", reorders_cache=False),
-    _fault("beams-score", "scores add up logits, not log probabilities", normalizes=False),
+BEAM_FAULTS = simulated(
+    simulate_beam_search,
+    ("beams-penalty", "scores are divided by length^α, not by ((5 + length) / 6)^α", {"penalty": lambda n, _, a: n**a}),
+    ("beams-penalty", "scores are not divided by any length penalty", {"penalty": lambda n, _, a: np.ones(n.shape)}),
+    ("beams-penalty", "scores are multiplied by the length penalty", {"penalty": lambda n, _, a: ((5 + n) / 6) ** -a}),
+    ("beams-penalty", "the prompt counts in the length penalty", {"penalty": lambda n, m, a: ((5 + n + m) / 6) ** a}),
+    ("beams-penalty", "beams are kept by their scores without the length penalty", {"ranks": "by score"}),
+    ("beams-penalty", "unfinished continuations are ranked without the length penalty", {"ranks": "ended by penalty"}),
+    ("beams-end", "an ended continuation is extended", {"ended": "go on"}),
+    ("beams-end", "an ended continuation is dropped", {"ended": "dropped"}),
+    ("beams-begin", "all beams begin with the same token and stay the same: it is greedy", {"begins_apart": False}),
+    ("beams-cache", "a beam that continues another one keeps its own cache", {"reorders_cache": False}),
+    ("beams-score", "scores add up logits, not log probabilities", {"normalizes": False}),
 )
-"""The likeliest first."""

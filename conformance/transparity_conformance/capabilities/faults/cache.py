@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity
-from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults import simulated
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.attention import rotate_features
@@ -43,36 +42,6 @@ def _cached_mask(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
 
 def _from_zero(positions: np.ndarray) -> np.ndarray:
     return positions - positions[:, :1]
-
-
-def _moved(by: int) -> Positions:
-    """Move the positions of all tokens after the first chunk."""
-    return lambda positions: np.where(positions[:, :1] > 0, positions + by, positions)
-
-
-def _all_at(index: int) -> Positions:
-    return lambda positions: np.broadcast_to(positions[:, [index]], positions.shape)
-
-
-def _does_not_see_itself(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    return _cached_mask(np.maximum(positions - 1, 0), visible)
-
-
-def _sees_the_chunk(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    return _cached_mask(np.broadcast_to(positions[:, -1:], positions.shape), visible)
-
-
-def _from_the_first_key(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    return _cached_mask(positions - positions[:, :1], visible)
-
-
-def _sees_the_chunk_alone(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    of_the_chunk: np.ndarray = (np.arange(visible.shape[1]) >= positions[:, :1])[:, None, None]
-    return _cached_mask(positions, visible) & of_the_chunk
-
-
-def _sees_padding(positions: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    return _cached_mask(positions, np.ones_like(visible))
 
 
 @dataclass(frozen=True)
@@ -195,39 +164,46 @@ def _embedded(
     return embed(config, parameters, tokens, np.clip(positions, 0, config.max_length - 1), room)
 
 
-def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
-    return SimulatedFault(id, says, functools.partial(simulate_decoding, **options))
-
-
 _MASKS: dict[str, Mask] = {
-    "a token does not see itself": _does_not_see_itself,
-    "tokens of a step see later tokens of the step": _sees_the_chunk,
-    "the causal mask begins at the first key, not at the step's": _from_the_first_key,
-    "only the step's own tokens are visible: the cache is ignored": _sees_the_chunk_alone,
-    "padding in the cache is visible": _sees_padding,
+    "a token does not see itself": lambda at, seen: _cached_mask(np.maximum(at - 1, 0), seen),
+    "tokens of a step see later tokens of the step": lambda at, seen: _cached_mask(_all_at(-1)(at), seen),
+    "the causal mask begins at the first key, not at the step's": lambda at, seen: _cached_mask(_from_zero(at), seen),
+    "only the step's own tokens are visible: the cache is ignored": lambda at, seen: (
+        _cached_mask(at, seen) & (np.arange(seen.shape[1]) >= at[:, :1])[:, None, None]
+    ),
+    "padding in the cache is visible": lambda at, seen: _cached_mask(at, np.ones_like(seen)),
 }
+
+
+def _all_at(index: int) -> Positions:
+    return lambda positions: np.broadcast_to(positions[:, [index]], positions.shape)
+
+
+def _moved(by: int) -> Positions:
+    """Move the positions of all tokens after the first chunk."""
+    return lambda positions: np.where(positions[:, :1] > 0, positions + by, positions)
+
 
 _ONE_TOO_HIGH = "after the first step positions are one too high"
+_QUERIES = "queries begin at position 0 again with every step, and keys do not"
+_ZEROS = "convolutions of a recurrence read zeros in front of every step, not the last inputs"
+_INPUTS = ("query", "key", "value")
 
-_FORGOTTEN = {
-    "the state of a recurrence begins with zeros in every step": ("state",),
-    "convolutions of a recurrence read zeros in front of every step, not the last inputs": ("query", "key", "value"),
-    "nothing of a recurrence is kept from step to step": ("state", "query", "key", "value"),
-}
-
-CACHE_FAULTS = (
-    _fault("cache-position", "positions begin at 0 again with every step", positions=_from_zero),
-    _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1)),
-    _fault("cache-position", "after the first step positions are one too low", positions=_moved(-1)),
-    _fault("cache-position", "all tokens of a step have its first position", positions=_all_at(0)),
-    _fault("cache-position", "all tokens of a step have its last position", positions=_all_at(-1)),
-    *(_fault("cache-mask", says, mask=mask) for says, mask in _MASKS.items()),
-    _fault("cache-mask", "padding in the source is visible", masks_source=False),
-    _fault("cache-position", "queries begin at position 0 again with every step, and keys do not", queries=_from_zero),
-    _fault("cache-position", "keys are kept before they are rotated", kept=np.zeros_like),
-    *(_fault("cache-state", says, forgets=names) for says, names in _FORGOTTEN.items()),
+CACHE_FAULTS = simulated(
+    simulate_decoding,
+    ("cache-position", "positions begin at 0 again with every step", {"positions": _from_zero}),
+    ("cache-position", _ONE_TOO_HIGH, {"positions": _moved(1)}),
+    ("cache-position", "after the first step positions are one too low", {"positions": _moved(-1)}),
+    ("cache-position", "all tokens of a step have its first position", {"positions": _all_at(0)}),
+    ("cache-position", "all tokens of a step have its last position", {"positions": _all_at(-1)}),
+    *(("cache-mask", says, {"mask": mask}) for says, mask in _MASKS.items()),
+    ("cache-mask", "padding in the source is visible", {"masks_source": False}),
+    ("cache-position", _QUERIES, {"queries": _from_zero}),
+    ("cache-position", "keys are kept before they are rotated", {"kept": np.zeros_like}),
+    ("cache-state", "the state of a recurrence begins with zeros in every step", {"forgets": ("state",)}),
+    ("cache-state", _ZEROS, {"forgets": _INPUTS}),
+    ("cache-state", "nothing of a recurrence is kept from step to step", {"forgets": ("state", *_INPUTS)}),
     # the same in other caches, where they answer otherwise
-    _fault("cache-position", _ONE_TOO_HIGH, positions=_moved(1), clips=True),
-    *(_fault("cache-mask", says, mask=mask, grows=True) for says, mask in _MASKS.items()),
+    ("cache-position", _ONE_TOO_HIGH, {"positions": _moved(1), "clips": True}),
+    *(("cache-mask", says, {"mask": mask, "grows": True}) for says, mask in _MASKS.items()),
 )
-"""The likeliest first."""

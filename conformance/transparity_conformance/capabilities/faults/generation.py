@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
-from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults import simulated
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding.generation import allocate, filter_logits, sampled_tokens
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
-Read = Callable[[TransformerConfig, Arrays, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
-"""The logits (batch, vocab) for the next token of each row, from config, parameters, tokens, lengths and source."""
-
 Draw = Callable[[np.ndarray, np.ndarray, Sampling], np.ndarray]
 """The tokens (batch,) drawn from logits (batch, vocab) by uniform numbers (batch,)."""
 
 
-def read_each(
-    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
-) -> np.ndarray:
+@dataclass(frozen=True)
+class Context:
+    """The tokens (batch, length) so far, of which each row has a number of its own."""
+
+    config: TransformerConfig
+    parameters: Arrays
+    tokens: np.ndarray
+    lengths: np.ndarray
+    source: np.ndarray | None
+
+
+Read = Callable[[Context], np.ndarray]
+"""The logits (batch, vocab) for the next token of each row."""
+
+
+def read_each(context: Context) -> np.ndarray:
     """Read every row after its own last token, as the reference does."""
-    return next_logits(config, parameters, tokens, lengths, None, source, 0)
+    given = (context.config, context.parameters, context.tokens, context.lengths)
+    return next_logits(*given, None, context.source, 0)
 
 
-def _read_longest(
-    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
-) -> np.ndarray:
-    return read_each(config, parameters, tokens, np.full_like(lengths, lengths.max()), source)
+def _read_longest(context: Context) -> np.ndarray:
+    return read_each(replace(context, lengths=np.full_like(context.lengths, context.lengths.max())))
 
 
-def _pad_left(
-    config: TransformerConfig, parameters: Arrays, tokens: np.ndarray, lengths: np.ndarray, source: np.ndarray | None
-) -> np.ndarray:
-    longest = lengths.max()
-    columns = np.arange(longest) - (longest - lengths[:, None])
-    moved = np.where(columns < 0, config.filling_id, np.take_along_axis(tokens, np.maximum(columns, 0), axis=1))
-    return _read_longest(config, parameters, moved, lengths, source)
+def _pad_left(context: Context) -> np.ndarray:
+    tokens, longest = context.tokens, context.lengths.max()
+    columns = np.arange(longest) - (longest - context.lengths[:, None])
+    found = np.take_along_axis(tokens, np.maximum(columns, 0), axis=1)
+    return _read_longest(replace(context, tokens=np.where(columns < 0, context.config.filling_id, found)))
 
 
 def _cropped(crop: Callable[[np.ndarray, int], np.ndarray], position: int = -1) -> Read:
     """Run the model on the tokens that `crop` leaves, and read the logits at `position`; rows have one length."""
 
-    def read(
-        config: TransformerConfig,
-        parameters: Arrays,
-        tokens: np.ndarray,
-        lengths: np.ndarray,
-        source: np.ndarray | None,
-    ) -> np.ndarray:
-        context = crop(tokens[:, : lengths.max()], config.max_length)
-        inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}
-        logits = transformer(config, parameters, **inputs)
+    def read(context: Context) -> np.ndarray:
+        left = crop(context.tokens[:, : context.lengths.max()], context.config.max_length)
+        source = context.source
+        inputs: dict[str, Any] = {"tokens": left} if source is None else {"source": source, "target": left}
+        logits = transformer(context.config, context.parameters, **inputs)
         return logits[:, max(position, -logits.shape[1])]
 
     return read
@@ -120,7 +121,7 @@ def simulate_generation(
     tokens, begins = allocate(config, prompt, lengths if rules.uses_lengths else None, steps)
     width, rows, ended, following = tokens.shape[1], np.arange(len(prompt)), np.zeros(len(prompt), bool), begins
     for step in range(steps + (prompt.shape[1] - begins.min() if rules.ends_together else 0)):
-        logits = rules.read(config, parameters, tokens, following, source)
+        logits = rules.read(Context(config, parameters, tokens, following, source))
         token = rules.choose(logits, None if uniforms is None else uniforms[:, step], sampling)
         token = np.where(ended & rules.fills, config.filling_id, token)
         ended = ended | (token == config.ending_id)
@@ -135,35 +136,28 @@ def simulate_generation(
     return tokens[:, 0 if rules.keeps_prompt else prompt.shape[1] : following.max()]
 
 
-def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
-    return SimulatedFault(id, says, functools.partial(simulate_generation, **options))
+_FIRST = "a long context is cropped to its first max_length tokens, not to its last"
+_FEWER = "a long context is cropped to max_length − 1 tokens"
 
-
-GREEDY_FAULTS = (
-    _fault(
-        "generation-crop",
-        "a long context is cropped to its first max_length tokens, not to its last",
-        read=_cropped(lambda tokens, most: tokens[:, :most]),
-    ),
-    _fault(
-        "generation-crop",
-        "a long context is cropped to max_length − 1 tokens",
-        read=_cropped(lambda tokens, most: tokens[:, -max(1, most - 1) :]),
-    ),
-    _fault("generation-stop", "the end token is ignored: rows continue", ends="nothing", fills=False),
-    _fault("generation-stop", "rows continue after their end token until all have ended", fills=False),
-    _fault("generation-stop", "generation ends with the first row that ends, not the last", ends="any row"),
-    _fault("generation-stop", "the end token is missing from the result", keeps_end=False),
-    _fault("generation-prompt", "the prompt is missing from the result", keeps_prompt=False),
-    _fault("generation-position", "the next token is read from the second to last logits", read=_cropped(_last, -2)),
-    _fault("generation-position", "the next token is read from the first position's logits", read=_cropped(_last, 0)),
+GREEDY_FAULTS = simulated(
+    simulate_generation,
+    ("generation-crop", _FIRST, {"read": _cropped(lambda tokens, most: tokens[:, :most])}),
+    ("generation-crop", _FEWER, {"read": _cropped(lambda tokens, most: tokens[:, -max(1, most - 1) :])}),
+    ("generation-stop", "the end token is ignored: rows continue", {"ends": "nothing", "fills": False}),
+    ("generation-stop", "rows continue after their end token until all have ended", {"fills": False}),
+    ("generation-stop", "generation ends with the first row that ends, not the last", {"ends": "any row"}),
+    ("generation-stop", "the end token is missing from the result", {"keeps_end": False}),
+    ("generation-prompt", "the prompt is missing from the result", {"keeps_prompt": False}),
+    ("generation-position", "the next token is read from the second to last logits", {"read": _cropped(_last, -2)}),
+    ("generation-position", "the next token is read from the first position's logits", {"read": _cropped(_last, 0)}),
 )
-"""The likeliest first."""
 
-RAGGED_FAULTS = (
-    _fault("ragged-end", "a shorter prompt is continued after its padding", uses_lengths=False),
-    _fault("ragged-read", "the next token of every row is read at the end of the longest row", read=_read_longest),
-    _fault("ragged-position", "shorter prompts are padded on the left, which shifts their positions", read=_pad_left),
-    _fault("ragged-steps", "shorter rows continue to the end of the longest, with more new tokens", ends_together=True),
+_TOGETHER = "shorter rows continue to the end of the longest, with more new tokens"
+
+RAGGED_FAULTS = simulated(
+    simulate_generation,
+    ("ragged-end", "a shorter prompt is continued after its padding", {"uses_lengths": False}),
+    ("ragged-read", "the next token of every row is read at the end of the longest row", {"read": _read_longest}),
+    ("ragged-position", "shorter prompts are padded on the left, which shifts their positions", {"read": _pad_left}),
+    ("ragged-steps", _TOGETHER, {"ends_together": True}),
 )
-"""The likeliest first."""

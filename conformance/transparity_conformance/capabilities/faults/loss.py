@@ -18,28 +18,9 @@ def surprises(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> tu
     return -np.where(counted, picked, picked.dtype.type(0)), counted
 
 
-def _shifted(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return cross_entropy(logits[:, :-1], targets[:, 1:], pad_id)
-
-
-def _not_shifted(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return cross_entropy(logits, np.roll(targets, 1, axis=1), pad_id)
-
-
-def _padding_counted(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return cross_entropy(logits, targets, None)
-
-
-def _summed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(surprises(logits, targets, pad_id)[0].sum())
-
-
-def _over_all_positions(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(surprises(logits, targets, pad_id)[0].mean())
-
-
-def _over_rows(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(surprises(logits, targets, pad_id)[0].sum() / len(targets))
+def smoothed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
+    """Cross-entropy with label smoothing of 1: all tokens are equally likely targets."""
+    return cross_entropy(logits, targets, pad_id, label_smoothing=1.0)
 
 
 def _mean_of_means(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
@@ -48,36 +29,42 @@ def _mean_of_means(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) 
     return np.asarray((lost.sum(axis=-1)[seen] / counted.sum(axis=-1)[seen]).mean())
 
 
-def _in_bits(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return np.asarray(cross_entropy(logits, targets, pad_id) / math.log(2))
-
-
-def _softmax_twice(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    return cross_entropy(softmax(logits), targets, pad_id)
-
-
-def smoothed(logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Cross-entropy with label smoothing of 1: all tokens are equally likely targets."""
-    return cross_entropy(logits, targets, pad_id, label_smoothing=1.0)
-
-
 LOSS_FAULTS = (
-    SimulatedFault("loss-reduction", "padded targets count in the loss", _padding_counted),
-    SimulatedFault("loss-reduction", "the loss is a sum over the targets, not their mean", _summed),
-    SimulatedFault("loss-reduction", "the loss is divided by all positions, padding included", _over_all_positions),
-    SimulatedFault("loss-reduction", "the loss is a sum divided by the number of rows", _over_rows),
+    SimulatedFault("loss-reduction", "padded targets count in the loss", lambda x, y, _: cross_entropy(x, y, None)),
+    SimulatedFault(
+        "loss-reduction",
+        "the loss is a sum over the targets, not their mean",
+        lambda x, y, pad_id: np.asarray(surprises(x, y, pad_id)[0].sum()),
+    ),
+    SimulatedFault(
+        "loss-reduction",
+        "the loss is divided by all positions, padding included",
+        lambda x, y, pad_id: np.asarray(surprises(x, y, pad_id)[0].mean()),
+    ),
+    SimulatedFault(
+        "loss-reduction",
+        "the loss is a sum divided by the number of rows",
+        lambda x, y, pad_id: np.asarray(surprises(x, y, pad_id)[0].sum() / len(y)),
+    ),
     SimulatedFault("loss-reduction", "the loss is the mean over rows of each row's mean", _mean_of_means),
     SimulatedFault(
         "loss-shift",
         "the targets are shifted once more: each logit is compared with the token after its target",
-        _shifted,
+        lambda x, y, pad_id: cross_entropy(x[:, :-1], y[:, 1:], pad_id),
     ),
     SimulatedFault(
-        "loss-shift", "the targets are not shifted: each logit is compared with its input token", _not_shifted
+        "loss-shift",
+        "the targets are not shifted: each logit is compared with its input token",
+        lambda x, y, pad_id: cross_entropy(x, np.roll(y, 1, axis=1), pad_id),
     ),
-    SimulatedFault("loss-base", "the loss is in bits: log₂ instead of the natural logarithm", _in_bits),
     SimulatedFault(
-        "loss-softmax", "softmax is applied to the logits before the cross-entropy, which has its own", _softmax_twice
+        "loss-base",
+        "the loss is in bits: log₂ instead of the natural logarithm",
+        lambda x, y, pad_id: np.asarray(cross_entropy(x, y, pad_id) / math.log(2)),
+    ),
+    SimulatedFault(
+        "loss-softmax",
+        "softmax is applied to the logits before the cross-entropy, which has its own",
+        lambda x, y, pad_id: cross_entropy(softmax(x), y, pad_id),
     ),
 )
-"""The likeliest first."""

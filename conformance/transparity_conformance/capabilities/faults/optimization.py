@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
-from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults import simulated
 from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.training.optimization import clip_by_global_norm
@@ -26,17 +25,9 @@ def _each_by_itself(gradients: Arrays, max_norm: float) -> Arrays:
     return {name: clip_by_global_norm({name: value}, max_norm)[name] for name, value in gradients.items()}
 
 
-def _by_value(gradients: Arrays, max_norm: float) -> Arrays:
-    return {name: np.clip(value, -max_norm, max_norm) for name, value in gradients.items()}
-
-
 def _always(gradients: Arrays, max_norm: float) -> Arrays:
     norm = math.sqrt(sum(float((value * value).sum()) for value in gradients.values()))
     return {name: value * value.dtype.type(max_norm / norm) for name, value in gradients.items()}
-
-
-def _never(gradients: Arrays, max_norm: float) -> Arrays:
-    return gradients
 
 
 @dataclass(frozen=True)
@@ -128,27 +119,27 @@ def _root(second: np.ndarray, correction: float, eps: float, where: str) -> np.n
     return np.sqrt(second / correction) + (0.0 if where == "nowhere" else eps)
 
 
-def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
-    return SimulatedFault(id, says, functools.partial(simulate_training, **options))
-
-
-OPTIMIZER_FAULTS = (
-    _fault("clip-norm", "every tensor is clipped by its own norm, not by the joint one", clip=_each_by_itself),
-    _fault("clip-norm", "every number of a gradient is clipped, not the norm", clip=_by_value),
-    _fault("clip-norm", "gradients are scaled to the largest norm even if they are shorter", clip=_always),
-    _fault("clip-norm", "gradients are not clipped", clip=_never),
-    _fault("optimizer-eps", "eps is added inside the root", eps="inside the root"),
-    _fault("optimizer-eps", "eps is added before the second moment is corrected", eps="before the correction"),
-    _fault("optimizer-eps", "eps is missing", eps="nowhere"),
-    _fault("weight-decay", "weight decay is added to the gradient: it is coupled", decay="coupled"),
-    _fault("weight-decay", "weight decay is not multiplied by the learning rate", decay="without the rate"),
-    _fault("weight-decay", "biases and norms are excluded from weight decay", decay="of weights alone"),
-    _fault("weight-decay", "nothing decays", decay="none"),
-    _fault("bias-correction", "the bias correction of the moments is missing", corrects=False),
-    _fault("optimizer-betas", "the betas are swapped", swaps_betas=True),
-    _fault("warm-up", "the first step counts as the second", counts_from=2),
-    _fault("warm-up", "the first step counts as step 0, whose rate is 0", counts_from=0),
-    _fault("momentum", "gradients are multiplied by 1 − momentum", dampens=True),
-    _fault("momentum", "the momentum is Nesterov's", looks_ahead=True),
+OPTIMIZER_FAULTS = simulated(
+    simulate_training,
+    ("clip-norm", "every tensor is clipped by its own norm, not by the joint one", {"clip": _each_by_itself}),
+    (
+        "clip-norm",
+        "every number of a gradient is clipped, not the norm",
+        {"clip": lambda gradients, most: {name: np.clip(x, -most, most) for name, x in gradients.items()}},
+    ),
+    ("clip-norm", "gradients are scaled to the largest norm even if they are shorter", {"clip": _always}),
+    ("clip-norm", "gradients are not clipped", {"clip": lambda gradients, _: gradients}),
+    ("optimizer-eps", "eps is added inside the root", {"eps": "inside the root"}),
+    ("optimizer-eps", "eps is added before the second moment is corrected", {"eps": "before the correction"}),
+    ("optimizer-eps", "eps is missing", {"eps": "nowhere"}),
+    ("weight-decay", "weight decay is added to the gradient: it is coupled", {"decay": "coupled"}),
+    ("weight-decay", "weight decay is not multiplied by the learning rate", {"decay": "without the rate"}),
+    ("weight-decay", "biases and norms are excluded from weight decay", {"decay": "of weights alone"}),
+    ("weight-decay", "nothing decays", {"decay": "none"}),
+    ("bias-correction", "the bias correction of the moments is missing", {"corrects": False}),
+    ("optimizer-betas", "the betas are swapped", {"swaps_betas": True}),
+    ("warm-up", "the first step counts as the second", {"counts_from": 2}),
+    ("warm-up", "the first step counts as step 0, whose rate is 0", {"counts_from": 0}),
+    ("momentum", "gradients are multiplied by 1 − momentum", {"dampens": True}),
+    ("momentum", "the momentum is Nesterov's", {"looks_ahead": True}),
 )
-"""The likeliest first."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,37 +22,31 @@ Pick = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The tokens (batch,) that uniform numbers (batch,) pick of probabilities (batch, vocab)."""
 
 
-def _with(**fields: float | None) -> Cut:
-    """Cut as if other options had been given."""
-    return lambda logits, sampling: filter_logits(logits, dataclasses.replace(sampling, **fields))  # type: ignore[arg-type]
-
-
-def _multiplied(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return filter_logits(logits, dataclasses.replace(sampling, temperature=1 / sampling.temperature))
+def _with(**fields: Callable[[Sampling], Any]) -> Cut:
+    """Cut as if other options had been given, each made from those that were."""
+    return lambda logits, sampling: filter_logits(
+        logits, replace(sampling, **{name: make(sampling) for name, make in fields.items()})
+    )
 
 
 def _temperature_last(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return filter_logits(logits, dataclasses.replace(sampling, temperature=1.0)) / sampling.temperature
+    return filter_logits(logits, replace(sampling, temperature=1.0)) / sampling.temperature
 
 
 def _top_p_first(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    of_all = filter_logits(logits, dataclasses.replace(sampling, top_k=None))
-    return np.where(np.isfinite(of_all), filter_logits(logits, dataclasses.replace(sampling, top_p=1.0)), -np.inf)
+    of_all = filter_logits(logits, replace(sampling, top_k=None))
+    return np.where(np.isfinite(of_all), filter_logits(logits, replace(sampling, top_p=1.0)), -np.inf)
 
 
 def _top_k_moved(by: int) -> Cut:
-    def cut(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-        top_k = None if sampling.top_k is None else max(1, sampling.top_k + by)
-        return filter_logits(logits, dataclasses.replace(sampling, top_k=top_k))
-
-    return cut
+    return _with(top_k=lambda given: None if given.top_k is None else max(1, given.top_k + by))
 
 
 def _top_p_moved(by: int) -> Cut:
     """Keep `by` more tokens than top-p leaves, of those that top-k left."""
 
     def cut(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-        by_top_k = filter_logits(logits, dataclasses.replace(sampling, top_p=1.0))
+        by_top_k = filter_logits(logits, replace(sampling, top_p=1.0))
         if sampling.top_p == 1:
             return by_top_k
         count = np.isfinite(filter_logits(logits, sampling)).sum(axis=-1, keepdims=True)
@@ -68,8 +62,12 @@ def _passed(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return below
 
 
-def _in_vocabulary_order(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    return np.minimum(_passed(probability, uniforms), probability.shape[-1] - 1)
+def _moved(by: int) -> Pick:
+    """Take the token that is `by` after the right one."""
+    return lambda probability, uniforms: np.clip(_passed(probability, uniforms) + by, 0, probability.shape[-1] - 1)
+
+
+_in_vocabulary_order = _moved(0)
 
 
 def _in_order_of_likelihood(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -82,16 +80,8 @@ def _from_the_end(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return probability.shape[-1] - 1 - _in_vocabulary_order(probability[:, ::-1], uniforms)
 
 
-def _moved(by: int) -> Pick:
-    return lambda probability, uniforms: np.clip(_passed(probability, uniforms) + by, 0, probability.shape[-1] - 1)
-
-
 def _or_the_first(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return _passed(probability, uniforms) % probability.shape[-1]
-
-
-def _likeliest(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    return probability.argmax(axis=-1)
 
 
 def _all_by_the_first(probability: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -120,44 +110,34 @@ def draw_tokens(
     return pick(np.where(np.isfinite(left), softmax(logits / sampling.temperature), 0.0), uniforms)
 
 
-def _fault(id: str, says: str, cut: Cut = filter_logits, **options: Any) -> SimulatedFault:
-    draw = functools.partial(draw_tokens, cut=cut, **options)
+def _fault(id: str, says: str, **options: Any) -> SimulatedFault:
+    draw = functools.partial(draw_tokens, **options)
     return SimulatedFault(id, says, functools.partial(simulate_generation, draw=draw))
 
 
-_NOT_NORMALIZED = "the remaining probabilities are not normalised again"
+_MULTIPLIED = _with(temperature=lambda given: 1 / given.temperature)
+_OF_ALL = "top-p filters by the probabilities of all tokens, not of those that top-k left"
+_BEYOND = "the remaining probabilities are not normalised again: draws beyond their sum take the {} token"
+_LIKELY = "probabilities are added up in the order of likelihood, not of the vocabulary"
+_ARGMAX = "the uniform numbers are ignored: the likeliest token is taken"
 
 SAMPLING_FAULTS = (
-    _fault("sampling-temperature", "the logits are multiplied by the temperature, not divided", _multiplied),
-    _fault("sampling-temperature", "the temperature is ignored", _with(temperature=1.0)),
-    _fault("sampling-order", "the temperature is applied after top-k and top-p, not before", _temperature_last),
-    _fault(
-        "sampling-order", "top-p filters by the probabilities of all tokens, not of those that top-k left", _top_p_first
-    ),
-    _fault("sampling-top-k", "top-k is ignored", _with(top_k=None)),
-    _fault("sampling-top-k", "top-k leaves one token more", _top_k_moved(1)),
-    _fault("sampling-top-k", "top-k leaves one token less", _top_k_moved(-1)),
-    _fault("sampling-top-p", "top-p is ignored", _with(top_p=1.0)),
-    _fault("sampling-top-p", "the token that reaches top_p is dropped", _top_p_moved(-1)),
-    _fault("sampling-top-p", "the token after the one that reaches top_p may be drawn", _top_p_moved(1)),
-    _fault(
-        "sampling-normalization", f"{_NOT_NORMALIZED}: draws beyond their sum take the last token", renormalizes=False
-    ),
-    _fault(
-        "sampling-normalization",
-        f"{_NOT_NORMALIZED}: draws beyond their sum take the first token",
-        pick=_or_the_first,
-        renormalizes=False,
-    ),
-    _fault(
-        "sampling-draw",
-        "probabilities are added up in the order of likelihood, not of the vocabulary",
-        pick=_in_order_of_likelihood,
-    ),
+    _fault("sampling-temperature", "the logits are multiplied by the temperature, not divided", cut=_MULTIPLIED),
+    _fault("sampling-temperature", "the temperature is ignored", cut=_with(temperature=lambda _: 1.0)),
+    _fault("sampling-order", "the temperature is applied after top-k and top-p, not before", cut=_temperature_last),
+    _fault("sampling-order", _OF_ALL, cut=_top_p_first),
+    _fault("sampling-top-k", "top-k is ignored", cut=_with(top_k=lambda _: None)),
+    _fault("sampling-top-k", "top-k leaves one token more", cut=_top_k_moved(1)),
+    _fault("sampling-top-k", "top-k leaves one token less", cut=_top_k_moved(-1)),
+    _fault("sampling-top-p", "top-p is ignored", cut=_with(top_p=lambda _: 1.0)),
+    _fault("sampling-top-p", "the token that reaches top_p is dropped", cut=_top_p_moved(-1)),
+    _fault("sampling-top-p", "the token after the one that reaches top_p may be drawn", cut=_top_p_moved(1)),
+    _fault("sampling-normalization", _BEYOND.format("last"), renormalizes=False),
+    _fault("sampling-normalization", _BEYOND.format("first"), pick=_or_the_first, renormalizes=False),
+    _fault("sampling-draw", _LIKELY, pick=_in_order_of_likelihood),
     _fault("sampling-draw", "probabilities are added up from the end of the vocabulary", pick=_from_the_end),
     _fault("sampling-draw", "the token after the drawn one is taken", pick=_moved(1)),
     _fault("sampling-draw", "the token before the drawn one is taken", pick=_moved(-1)),
-    _fault("sampling-draw", "the uniform numbers are ignored: the likeliest token is taken", pick=_likeliest),
+    _fault("sampling-draw", _ARGMAX, pick=lambda probability, _: probability.argmax(axis=-1)),
     _fault("sampling-draw", "every row is drawn by the first row's uniform number", pick=_all_by_the_first),
 )
-"""The likeliest first."""

@@ -49,7 +49,7 @@ from transparity_numpy.training.loss import cross_entropy
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
 
-BRIEF = 8
+POSITIONS_OF_LARGE = 8
 """Positions of the row that gradients of a large model are compared on."""
 
 
@@ -167,25 +167,31 @@ def _causes(
         said = np.concatenate([actual[name] for name in budgets])
         right = np.concatenate([ours.expected[name] for name in budgets])
         factor = float(said @ right / (right @ right))
-        left = {name: gap(actual[name], factor * ours.expected[name]) for name in budgets}
-        if math.isfinite(factor) and all(left[name] <= max(1.0, abs(factor)) * budgets[name] for name in left):
-            of_what = _named_factor(ours, factor)
-            says = f"your gradients are {factor:.6g} × ours{of_what}"
+
+        def left(factor: float) -> dict[str, float]:
+            return {name: gap(actual[name], factor * ours.expected[name]) for name in budgets}
+
+        def fits(factor: float) -> bool:
+            return all(rest <= max(1.0, abs(factor)) * budgets[name] for name, rest in left(factor).items())
+
+        if math.isfinite(factor) and fits(factor):
+            meaning = next((f": {says}" for number, says in _factors(ours).items() if fits(number)), "")
+            says = f"your gradients are {factor:.6g} × ours{meaning}"
             explained = 1 - float(np.abs(said - factor * right).max() / np.abs(said - right).max())
-            yield Cause("gradient-scale", says, factor, max(left.values()), explained)
+            yield Cause("gradient-scale", says, factor, max(left(factor).values()), explained)
 
 
-def _named_factor(ours: Derivatives, factor: float) -> str:
+def _factors(ours: Derivatives) -> dict[float, str]:
+    """The factors that have a meaning."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
-    names = {
+    return {
         counted: "the sum over the targets, not their mean",
         targets.size: "the number of positions",
         len(targets): "the number of rows",
         counted / targets.size: "divided by all positions, padding included",
         -1: "the sign is flipped",
     }
-    return next((f": {says}" for number, says in names.items() if abs(factor / number - 1) < 1e-3), "")
 
 
 def _requests(probes: Probes) -> Requests:
@@ -202,7 +208,7 @@ def _requests_here(probes: Probes) -> Requests:
 def _cut(probe: Probe) -> Probe:
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
-    longest = BRIEF if probe.is_large else None
+    longest = POSITIONS_OF_LARGE if probe.is_large else None
     inputs = {name: value[kept] for name, value in shortened(probe.config, probe.inputs, longest).items()}
     return dataclasses.replace(probe, inputs=inputs)
 

@@ -14,8 +14,10 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
+    Judged,
     Requests,
     Way,
+    result,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
@@ -24,9 +26,9 @@ from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
-from transparity_conformance.report.capability_result import CapabilityResult, alternatives, not_compared
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import Cause
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
@@ -85,21 +87,20 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
     off = errors(cross_entropy)
     worst = max(given, key=lambda key: share(off[key], budgets[key]))
-    if share(off[worst], budgets[worst]) <= 1:
-        return CapabilityResult((ClaimResult(name, "agrees", off[worst], budgets[worst], worst),)), cross_entropy
+    known: list[Loss] = [cross_entropy] if share(off[worst], budgets[worst]) <= 1 else []
 
-    right = exact(cross_entropy)
-    faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
-    explaining, left = _explaining(faults, errors, given, right, budgets)
-    causes: tuple[Cause, ...]
-    if explaining:
+    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+        right = exact(cross_entropy)
+        faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
+        explaining, left = _explaining(faults, errors, given, right, budgets)
+        if not explaining:
+            return list(_fitted(given, right, exact(smoothed), budgets, worst))[:1], []
         first, residual = explaining[0], left[explaining[0]][worst]
-        causes = (Cause(first.id, first.says, None, residual, 1 - residual / off[worst]),)
-    else:
-        causes = tuple(_fitted(given, right, exact(smoothed), budgets, worst))[:1]
-    claim = ClaimResult(name, "diverges", off[worst], budgets[worst], worst)
-    fault = Divergence(name, off[worst], budgets[worst], causes, alternatives(explaining), probe=worst)
-    return CapabilityResult((claim,), (fault,)), explaining[0].simulate if explaining else None
+        known.append(first.simulate)
+        return [Cause(first.id, first.says, None, residual, 1 - residual / off[worst])], explaining
+
+    found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
+    return found, next(iter(known), None)
 
 
 def _explaining(

@@ -20,12 +20,14 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
+    Judged,
     Probes,
     Requests,
     Shapes,
     Way,
     first_of,
     kept_in,
+    result,
 )
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
@@ -35,16 +37,16 @@ from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
-from transparity_conformance.report.capability_result import CapabilityResult, alternatives
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import Cause
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 
-CONFIGURATIONS = 16
+KEPT_CONFIGURATIONS = 16
 """Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
 
-NEAREST = 3
+NEAREST_FAULTS = 3
 """Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
 and smaller divisors round by more."""
 
@@ -85,7 +87,7 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
     return {name: None if token is None else becomes[token] for name, token in given.items()}
 
 
-@functools.lru_cache(maxsize=CONFIGURATIONS)
+@functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
     """Return the batches of all steps; targets are the next tokens."""
     random = np.random.default_rng(3)
@@ -117,7 +119,7 @@ class TrainingRequest:
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
-@functools.lru_cache(maxsize=CONFIGURATIONS)
+@functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
     """The trainings of a tiny model of the system."""
     small = tiny(config, ranks)
@@ -175,23 +177,21 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
         for key, request in requests.items()
     }
     dtype = forward.dtype
-    errors = {request: _off(became[request], request.oracle(), dtype) for request in became}
-    worst = max(errors, key=lambda request: share(*errors[request][:2]))
-    error, budget, where = errors[worst]
-    place = f"{where}, {worst.name}"
-    if share(error, budget) <= 1:
-        return CapabilityResult((ClaimResult("train", "agrees", error, budget, place),))
-    once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
-    explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
-    explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
-    causes = []
-    for fault in explaining[:1]:
-        worst = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
-        error = _off(became[worst], worst.oracle(), dtype)[0]
-        left = _off(became[worst], worst.oracle(fault), dtype)[0]
-        causes.append(Cause(fault.id, fault.says, None, left, 1 - left / error))
-    divergence = Divergence("train", error, budget, tuple(causes), alternatives(explaining))
-    return CapabilityResult((ClaimResult("train", "diverges", error, budget, place),), (divergence,))
+    found = {request: _off(became[request], request, dtype) for request in became}
+    worst = max(found, key=lambda request: found[request].share)
+
+    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+        once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
+        explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
+        explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
+        causes = []
+        for fault in explaining[:1]:
+            at = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
+            left = _off(became[at], at, dtype, fault).error
+            causes.append(Cause(fault.id, fault.says, None, left, 1 - left / found[at].error))
+        return causes, explaining
+
+    return result("train", found[worst], explain)
 
 
 def _explaining(
@@ -208,21 +208,23 @@ def _explaining(
     left = {fault: beyond(fault) for fault in faults}
     if explaining := [fault for fault in faults if not left[fault]]:
         return explaining
-    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST]
+    nearest = sorted(faults, key=lambda fault: left[fault])[:NEAREST_FAULTS]
     by_their_own = [
-        fault
-        for fault in nearest
-        if all(share(*_off(became[request], request.oracle(fault), dtype)[:2]) <= 1 for request in became)
+        fault for fault in nearest if all(_off(became[request], request, dtype, fault).share <= 1 for request in became)
     ]
     return by_their_own[:1]
 
 
-def _off(became: Arrays, oracle: Oracle, dtype: str) -> tuple[float, float, str]:
-    """The error that is the largest share of its budget, the budget, and the name of the tensor."""
-    off = [
-        (gap(became[name], expected), oracle.budget(name, dtype), name) for name, expected in oracle.expected.items()
-    ]
-    return max(off, key=lambda item: share(item[0], item[1]))
+def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
+    """The error that is the largest share of its budget, of the right training or of one with a fault."""
+    oracle = request.oracle(fault)
+    return max(
+        (
+            Judged(gap(became[name], expected), oracle.budget(name, dtype), f"{name}, {request.name}")
+            for name, expected in oracle.expected.items()
+        ),
+        key=lambda item: item.share,
+    )
 
 
 def _tensors(request: TrainingRequest, probe: Probe) -> Arrays:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -27,8 +26,9 @@ AFTER = "field by field: the forward pass has to agree first"
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
     """Audit the tensors of a port and, if its forward pass agrees (`with_fields`), the fields of its configuration."""
-    began, told = time.monotonic(), functools.partial(told_dtype, dtype=dtype)
-    options = (port, config, dtype, told, progress)
+    began = time.monotonic()
+    of_dtype = dataclasses.replace(port, edited=lambda edit: told_dtype(port.edited(edit), dtype))
+    options = (of_dtype, config, dtype, progress)
     tensors = tuple(audited_tensors(*options))
     if not with_fields:
         return Audit((), tensors, port.files, time.monotonic() - began)
@@ -69,8 +69,7 @@ def with_audit(
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
     """A divergence for each field and each tensor; of a field with several values, the first that is wrong."""
-    wrong = {each.name: each for each in reversed(audited) if each.outcome in CAUSES}
-    for each in reversed(wrong.values()):
+    for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
         cause = Cause(CAUSES[each.outcome], each.says, None, error if left is None else left, explained)

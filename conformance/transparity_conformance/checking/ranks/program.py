@@ -13,8 +13,8 @@ from transparity_conformance.checking.ranks.against_one import compared, with_ra
 from transparity_conformance.checking.ranks.joining import Differing
 from transparity_conformance.checking.ranks.launching import environments
 from transparity_conformance.diagnosis.judge import Actual
-from transparity_conformance.exchange.bundle.bundle import ACTUAL, Bundle
-from transparity_conformance.exchange.bundle.reading import read_actual
+from transparity_conformance.exchange.bundle import ACTUAL, Bundle
+from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.ranks import Ranks

@@ -1,1 +1,18 @@
-"""Families of models, one file each: the fields of its config.json and one table of tensor names."""
+"""Families of models: tables of the fields of their config.json and of the names of their tensors, by `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+
+from transparity_conformance.checkpoints.codecs import Family
+
+FAMILIES: Mapping[str, Family] = dict(
+    sorted(
+        (model_type, family)
+        for module in pkgutil.iter_modules(__path__, f"{__name__}.")
+        for model_type, family in importlib.import_module(module.name).FAMILIES.items()
+    )
+)
+"""Every family, of each file of this folder."""

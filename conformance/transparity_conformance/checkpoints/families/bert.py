@@ -1,179 +1,200 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020), as encoders."""
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020), as encoders; DistilBERT (Sanh
+et al. 2019), half of BERT's layers without token types and a pooler; MPNet (Song et al. 2020), with RoBERTa's positions
+and heads, and T5's bias of distances."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.fields import (
-    Classifier,
-    Family,
-    Fields,
-    activation,
-    activation_name,
-    flag,
-    whole,
-    wrong,
-)
-from transparity_conformance.checkpoints.naming import Table, linears
+from transparity_conformance.checkpoints.codecs import SIZES, Classifier, Family
+from transparity_conformance.checkpoints.naming import linears, projections, without
+from transparity_conformance.checkpoints.rows import Row, activation, by_tensors, derived, rename, sizes, tokens
+from transparity_conformance.checkpoints.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
+BLOCK = "encoder.layer.{i}"
+ATTENTION, OURS = f"{BLOCK}.attention", f"{LAYER}.self_attention"
 
-NAMES: Table = {
-    "embeddings.word_embeddings.weight": "encoder.token_embedding.weight",
-    "embeddings.token_type_embeddings.weight": "encoder.token_type_embedding.weight",
-    "embeddings.position_embeddings.weight": "encoder.position_embedding.weight",
-    **linears(
-        {
-            "embeddings.LayerNorm": "encoder.embedding_norm",
-            "encoder.layer.{i}.attention.self.query": f"{LAYER}.self_attention.query",
-            "encoder.layer.{i}.attention.self.key": f"{LAYER}.self_attention.key",
-            "encoder.layer.{i}.attention.self.value": f"{LAYER}.self_attention.value",
-            "encoder.layer.{i}.attention.output.dense": f"{LAYER}.self_attention.output",
-            "encoder.layer.{i}.attention.output.LayerNorm": f"{LAYER}.self_attention_norm",
-            "encoder.layer.{i}.intermediate.dense": f"{LAYER}.feed_forward.up",
-            "encoder.layer.{i}.output.dense": f"{LAYER}.feed_forward.down",
-            "encoder.layer.{i}.output.LayerNorm": f"{LAYER}.feed_forward_norm",
-            "pooler.dense": "pooler",
-        }
-    ),
-}
-
-MASKED: Table = {
-    **linears(
-        {
-            "cls.predictions.transform.dense": "head_transform",
-            "cls.predictions.transform.LayerNorm": "head_norm",
-        }
-    ),
-    "cls.predictions.decoder.weight": "head.weight",
-    "cls.predictions.bias": "head.bias",
-    "cls.predictions.decoder.bias": "head.bias",
-}
-"""BERT's head of masked words."""
-
-MASKED_OF_ROBERTA: Table = {
-    **linears({"lm_head.dense": "head_transform", "lm_head.layer_norm": "head_norm"}),
-    "lm_head.decoder.weight": "head.weight",
-    "lm_head.bias": "head.bias",
-    "lm_head.decoder.bias": "head.bias",
-}
+EXAMPLE = SIZES | {"num_attention_heads": 3, "intermediate_size": 40}
 
 OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied_head": False}
 
-CLASSES = Classifier(
-    names=linears({"pooler.dense": "pooler", "classifier": "head"}), fields={"pooler": "tanh", **OF_CLASSES}
-)
 
-CLASSES_OF_ROBERTA = Classifier(
-    names=linears({"classifier.dense": "pooler", "classifier.out_proj": "head"}),
-    fields={"pooler": "tanh", **OF_CLASSES},
-)
+def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> Row:
+    """The output of an encoder: the pooler, if there is one, else the head of masked words, if there is one.
 
+    What a head of masked words has goes with its logits alone. An untied head, which has two biases of which one is not
+    read, is left out.
 
-def _bert(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """The head is the pooler, if there is one, else that of masked words, if there is one."""
-    is_masked = "cls.predictions.transform.dense.weight" in names
-    return _encoder(fields) | masked_head(fields, names, is_masked=is_masked)
+    Args:
+        model: the class with that head.
+        tensor: its weight.
+        with_gelu: its activation is GELU, whatever the layers have.
+    """
 
+    def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+        is_masked = tensor in names and not (with_gelu and as_activation(fields, "hidden_act") != "gelu")
+        is_masked = is_masked and as_flag(fields, "tie_word_embeddings")
+        head = "pooled" if "pooler.dense.weight" in names else "logits" if is_masked else "hidden"
+        return {"head": head} | ({"head_transform": True, "tied_head": True} if is_masked else {})
 
-def _encoder(fields: Fields) -> dict[str, Any]:
-    return {"max_length": fields["max_position_embeddings"], "activation": activation(fields, "hidden_act")}
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {"architectures": [model]} if config.head == "logits" else {}
 
-
-def masked_head(fields: Fields, names: Collection[str], *, is_masked: bool) -> dict[str, Any]:
-    """The output of an encoder; what a head of masked words has goes with its logits alone. An untied head, which has
-    two biases of which one is not read, is left out."""
-    is_masked = is_masked and flag(fields, "tie_word_embeddings")
-    head = "pooled" if "pooler.dense.weight" in names else "logits" if is_masked else "hidden"
-    return {"head": head} | ({"head_transform": True, "tied_head": True} if is_masked else {})
-
-
-def _roberta(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Positions count tokens that are not padding, from pad_token_id + 1 on; the head has GELU, whatever the layers
-    have."""
-    pad = fields["pad_token_id"]
-    if not isinstance(pad, int):
-        raise wrong("pad_token_id", pad, "a token: positions are counted from it")
-    counted = {"position_offset": pad + 1, "position_count": "visible"}
-    found = _encoder(fields) | counted | {"max_length": whole(fields, "max_position_embeddings") - pad - 1}
-    is_masked = "lm_head.dense.weight" in names and found["activation"] == "gelu"
-    return found | masked_head(fields, names, is_masked=is_masked)
-
-
-def _write_bert(config: TransformerConfig) -> dict[str, Any]:
-    written = {"max_position_embeddings": config.max_length, "hidden_act": activation_name(config)}
-    return written | written_head(config, "BertForMaskedLM")
-
-
-def written_head(config: TransformerConfig, model: str) -> dict[str, Any]:
-    """The class of a model with a head of masked words."""
-    return {"architectures": [model]} if config.head == "logits" else {}
-
-
-def _write_roberta(config: TransformerConfig) -> dict[str, Any]:
-    found = _write_bert(config) | {"max_position_embeddings": config.num_positions}
-    return found | written_head(config, "RobertaForMaskedLM")
-
-
-def _write_xlm_roberta(config: TransformerConfig) -> dict[str, Any]:
-    return _write_roberta(config) | written_head(config, "XLMRobertaForMaskedLM")
+    return by_tensors(read, write, tie_word_embeddings=True)
 
 
 BERT = Family(
-    always={
-        "architecture": "encoder",
-        "norm": "layer",
-        "norm_position": "post",
-        "positions": "learned",
-        "embedding_norm": True,
-    },
-    fields={
-        "vocab_size": "source_vocab_size",
-        "hidden_size": "embed_dim",
-        "num_hidden_layers": "num_encoder_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "feed_forward_dim",
-        "layer_norm_eps": "norm_eps",
-        "type_vocab_size": "num_token_types",
-    },
-    configure=_bert,
-    write=_write_bert,
     model="BertModel",
-    reads=("max_position_embeddings", "hidden_act", "tie_word_embeddings"),
-    defaults={
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 512,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-        "pad_token_id": 0,
-    },
+    example=EXAMPLE,
+    always={"architecture": "encoder", "norm": "layer", "norm_position": "post", "positions": "learned"}
+    | {"embedding_norm": True},
+    rows=(
+        *sizes("encoder", 512),
+        rename("layer_norm_eps", "norm_eps", 1e-12),
+        rename("type_vocab_size", "num_token_types", 2),
+        activation("hidden_act", "gelu"),
+        masked_head("BertForMaskedLM", "cls.predictions.transform.dense.weight"),
+        tokens(pad=0),
+    ),
     only={"position_embedding_type": ("absolute",)},
     unneeded=(
         *("attention_probs_dropout_prob", "hidden_dropout_prob"),
         *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
         *("pooler_size_per_head", "pooler_type"),
     ),
-    names={**NAMES, **MASKED},
+    names={
+        "embeddings.word_embeddings.weight": "encoder.token_embedding.weight",
+        "embeddings.token_type_embeddings.weight": "encoder.token_type_embedding.weight",
+        "embeddings.position_embeddings.weight": "encoder.position_embedding.weight",
+        **linears({"embeddings.LayerNorm": "encoder.embedding_norm", "pooler.dense": "pooler"}),
+        **linears(projections("self.query", "self.key", "self.value", "output.dense"), ATTENTION, OURS),
+        **linears({"attention.output.LayerNorm": "self_attention_norm"}, BLOCK, LAYER),
+        **linears({"intermediate.dense": "feed_forward.up", "output.dense": "feed_forward.down"}, BLOCK, LAYER),
+        **linears({"output.LayerNorm": "feed_forward_norm"}, BLOCK, LAYER),
+        **linears({"dense": "head_transform", "LayerNorm": "head_norm"}, "cls.predictions.transform"),
+        "cls.predictions.decoder.weight": "head.weight",
+        "cls.predictions.bias": "head.bias",
+        "cls.predictions.decoder.bias": "head.bias",
+    },
     prefixes=("bert.",),
     no_parameters=("embeddings.position_ids", "embeddings.token_type_ids"),
-    classifier=CLASSES,
+    classifier=Classifier(
+        names=linears({"pooler.dense": "pooler", "classifier": "head"}), fields={"pooler": "tanh", **OF_CLASSES}
+    ),
 )
 
-ROBERTA = dataclasses.replace(
-    BERT,
-    configure=_roberta,
-    write=_write_roberta,
+
+def _counted(fields: Fields) -> dict[str, Any]:
+    """Positions count tokens that are not padding, from pad_token_id + 1 on."""
+    pad = fields["pad_token_id"]
+    if not isinstance(pad, int):
+        raise wrong("pad_token_id", pad, "a token: positions are counted from it")
+    length = as_whole(fields, "max_position_embeddings") - pad - 1
+    return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
+
+
+ROBERTA = BERT.variant(
     model="RobertaModel",
-    defaults={**BERT.defaults, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-    names={**NAMES, **MASKED_OF_ROBERTA},
+    example=EXAMPLE | {"max_position_embeddings": 31, "type_vocab_size": 1},
+    rows=(
+        derived(
+            _counted, lambda config: {"max_position_embeddings": config.num_positions}, max_position_embeddings=512
+        ),
+        masked_head("RobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),
+        tokens(pad=1, bos=0, eos=2),
+    ),
+    names={
+        **without(BERT.names, "cls.predictions"),
+        **linears({"lm_head.dense": "head_transform", "lm_head.layer_norm": "head_norm"}),
+        "lm_head.decoder.weight": "head.weight",
+        "lm_head.bias": "head.bias",
+        "lm_head.decoder.bias": "head.bias",
+    },
     prefixes=("roberta.",),
-    classifier=CLASSES_OF_ROBERTA,
+    classifier=Classifier(
+        names=linears({"classifier.dense": "pooler", "classifier.out_proj": "head"}),
+        fields={"pooler": "tanh", **OF_CLASSES},
+    ),
 )
 
-XLM_ROBERTA = dataclasses.replace(ROBERTA, model="XLMRobertaModel", write=_write_xlm_roberta)
+XLM_ROBERTA = ROBERTA.variant(
+    model="XLMRobertaModel", rows=(masked_head("XLMRobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),)
+)
 
-FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": XLM_ROBERTA}
+DISTILBERT = BERT.variant(
+    model="DistilBertModel",
+    example={"vocab_size": 37, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40}
+    | {"max_position_embeddings": 29},
+    always={"norm_eps": 1e-12},
+    rows=(
+        rename("dim", "embed_dim"),
+        rename("n_layers", "num_encoder_layers"),
+        rename("n_heads", "num_heads"),
+        rename("hidden_dim", "feed_forward_dim"),
+        activation("activation", "gelu"),
+        masked_head("DistilBertForMaskedLM", "vocab_transform.weight"),
+    ),
+    without=(
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        *("layer_norm_eps", "type_vocab_size"),
+    ),
+    only={},
+    # with sinusoidal_pos_embds too, the file has a table of positions
+    unneeded=(
+        *("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"),
+        *("sinusoidal_pos_embds", "tie_weights_"),
+    ),
+    names={
+        "embeddings.word_embeddings.weight": "encoder.token_embedding.weight",
+        "embeddings.position_embeddings.weight": "encoder.position_embedding.weight",
+        **linears(projections("q_lin", "k_lin", "v_lin", "out_lin"), "transformer.layer.{i}.attention", OURS),
+        **linears({"sa_layer_norm": "self_attention_norm"}, "transformer.layer.{i}", LAYER),
+        **linears({"output_layer_norm": "feed_forward_norm"}, "transformer.layer.{i}", LAYER),
+        **linears({"lin1": "up", "lin2": "down"}, "transformer.layer.{i}.ffn", f"{LAYER}.feed_forward"),
+        **linears({"embeddings.LayerNorm": "encoder.embedding_norm", "vocab_transform": "head_transform"}),
+        **linears({"vocab_layer_norm": "head_norm", "vocab_projector": "head"}),
+    },
+    prefixes=("distilbert.",),
+    no_parameters=("embeddings.position_ids",),
+    classifier=Classifier(
+        names=linears({"pre_classifier": "pooler", "classifier": "head"}), fields={"pooler": "relu", **OF_CLASSES}
+    ),
+)
+
+PAD, BUCKETS, DISTANCE = 1, 32, 128
+"""The token that MPNet counts no position for, and its buckets: transformers has these numbers in its code."""
+
+
+def _counted_from_pad(fields: Fields) -> dict[str, Any]:
+    return _counted({**fields, "pad_token_id": PAD})
+
+
+def _write_distances(config: TransformerConfig) -> dict[str, Any]:
+    return {"max_position_embeddings": config.num_positions, "relative_attention_num_buckets": BUCKETS}
+
+
+MPNET: Family = ROBERTA.variant(
+    model="MPNetModel",
+    example=EXAMPLE | {"max_position_embeddings": 31},
+    always={"relative_bias": True, "relative_buckets": BUCKETS, "relative_max_distance": DISTANCE},
+    rows=(
+        derived(_counted_from_pad, _write_distances, max_position_embeddings=512),
+        masked_head("MPNetForMaskedLM", "lm_head.dense.weight", with_gelu=True),
+    ),
+    without=("type_vocab_size",),
+    only={"relative_attention_num_buckets": (BUCKETS,), "pad_token_id": (PAD,)},
+    unneeded=("attention_probs_dropout_prob", "hidden_dropout_prob"),
+    names={
+        **without(ROBERTA.names, f"{ATTENTION}.", "token_type"),
+        "encoder.relative_attention_bias.weight": "encoder.relative_bias.weight",
+        **linears(projections("attn.q", "attn.k", "attn.v", "attn.o"), ATTENTION, OURS),
+        **linears({"LayerNorm": "self_attention_norm"}, ATTENTION, LAYER),
+    },
+    prefixes=("mpnet.",),
+    no_parameters=("embeddings.position_ids",),
+)
+
+FAMILIES = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": XLM_ROBERTA, "distilbert": DISTILBERT, "mpnet": MPNET}

@@ -1,106 +1,24 @@
-"""Models built like Llama but for one part each: Granite 3 (Granite Team 2024), with factors; OLMo 2 (OLMo Team 2024),
-with norms behind the sublayers; Phi-3 (Abdin et al. 2024), with fused projections and heads rotated in part; SmolLM3
-(Hugging Face 2025), with layers that have no positions (Yang et al. 2025)."""
+"""Models built like Llama but for their positions: Phi-3 (Abdin et al. 2024), with heads rotated in part and fused
+projections; SmolLM3 (Hugging Face 2025), with layers that have no positions (Yang et al. 2025); Ministral 3 (Mistral AI
+2025), with a temperature of queries that grows with their positions."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Collection
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
-from transparity.errors import is_whole
-from transparity_conformance.checkpoints.families import llama
-from transparity_conformance.checkpoints.fields import (
-    Fields,
-    activation,
-    activation_name,
-    by_kind,
-    flag,
-    head_width,
-    kinds_given,
-    layer_kinds,
-    layers,
-    number,
-    rotary,
-    rotary_fields,
-    whole,
-    wrong,
-)
-from transparity_conformance.checkpoints.naming import Table, stacked
-
-MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields that are called alike here and there."""
-
-
-def _granite(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    found = llama.LLAMA.configure(fields, names)
-    factors = {name: number(fields, name) for name in MULTIPLIERS}
-    return found | factors | {"head_multiplier": 1 / number(fields, "logits_scaling")}
-
-
-def _write_granite(config: TransformerConfig) -> dict[str, Any]:
-    factors = {name: getattr(config, name) for name in MULTIPLIERS}
-    return {**llama.LLAMA.write(config), **factors, "logits_scaling": reciprocal(config.head_multiplier)}
-
-
-def reciprocal(factor: float) -> float:
-    """The number of which `factor` is exactly the reciprocal; rounding may leave a neighbour of it."""
-    found = 1 / factor
-    candidates = (found, math.nextafter(found, 0), math.nextafter(found, math.inf))
-    return next((each for each in candidates if 1 / each == factor), found)
-
-
-GRANITE = dataclasses.replace(
-    llama.LLAMA,
-    always={**llama.LLAMA.always, "attention_scale": "none"},
-    configure=_granite,
-    write=_write_granite,
-    model="GraniteForCausalLM",
-    reads=(*llama.LLAMA.reads, *MULTIPLIERS, "logits_scaling"),
-    defaults={**llama.LLAMA.defaults, **dict.fromkeys((*MULTIPLIERS, "logits_scaling"), 1.0)},
-)
-
-
-NAMES_OF_OLMO2: Table = {
-    **{theirs: ours for theirs, ours in llama.NAMES.items() if "layernorm" not in theirs},
-    "layers.{i}.post_attention_layernorm.weight": f"{llama.LAYER}.self_attention_norm.weight",
-    "layers.{i}.post_feedforward_layernorm.weight": f"{llama.LAYER}.feed_forward_norm.weight",
-}
-
-
-def _olmo2(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return dict(llama.LLAMA.configure({**fields, "mlp_bias": False}, names))
-
-
-def _write_olmo2(config: TransformerConfig) -> dict[str, Any]:
-    return {name: value for name, value in llama.LLAMA.write(config).items() if name != "mlp_bias"}
-
-
-OLMO2 = dataclasses.replace(
-    llama.LLAMA,
-    always=llama.ALWAYS | {"norm_position": "branch", "query_key_norm": True, "query_key_norm_over": "projection"},
-    configure=_olmo2,
-    write=_write_olmo2,
-    model="Olmo2ForCausalLM",
-    reads=(*llama.READS, "attention_bias"),
-    defaults=llama.DEFAULTS
-    | {"rms_norm_eps": 1e-5, "attention_bias": False}
-    | {"pad_token_id": 1, "bos_token_id": None, "eos_token_id": 50_279},
-    names=NAMES_OF_OLMO2,
-)
-
-
-FUSED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-
-NAMES_OF_PHI3: Table = {
-    theirs: ours for theirs, ours in llama.NAMES.items() if not any(part in theirs for part in FUSED)
-}
+from transparity.errors import is_number, is_whole
+from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, LLAMA, MISTRAL, NAMES
+from transparity_conformance.checkpoints.kinds import by_kind, kinds_given, layer_kinds, own_layers
+from transparity_conformance.checkpoints.naming import Table, stacked, without
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.rotary import ORIGINAL, rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.rows import derived, tokens
+from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_whole, wrong
 
 
 def _packed_phi3(config: TransformerConfig) -> Table:
-    attention, feed_forward = f"{llama.LAYER}.self_attention", f"{llama.LAYER}.feed_forward"
+    attention, feed_forward = f"{LAYER}.self_attention", f"{LAYER}.feed_forward"
     keys, inner = config.key_value_heads * config.head_dim, config.feed_forward_dim
     rows = {"query": config.attention_dim, "key": keys, "value": keys}
     return {
@@ -109,44 +27,33 @@ def _packed_phi3(config: TransformerConfig) -> Table:
     }
 
 
-def _phi3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    found = head_width(fields, "hidden_size", "num_attention_heads")
-    own = found.get("attention_head_dim", whole(fields, "hidden_size") // whole(fields, "num_attention_heads"))
-    found |= rotary(_as_longrope(fields), own) | {"activation": activation(fields, "hidden_act")}
+def _rotary_phi3(fields: Fields) -> dict[str, Any]:
+    """Older files of Phi-3 call LongRoPE `su` or, of a later version of its factors, `yarn`."""
+    own = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
+    for name in ("rope_scaling", "rope_parameters"):
+        given = fields[name]
+        if isinstance(given, dict) and given.get("rope_type", given.get("type")) in ("su", "yarn"):
+            fields = {**fields, name: {**given, "rope_type": "longrope"}}
+    found = rotary(fields, own if fields["head_dim"] is None else as_whole(fields, "head_dim"))
     if (scaling := found.get("rotary_scaling", "longrope")) != "longrope":
         raise wrong("rope_parameters.rope_type", scaling, "longrope or default, as transformers does for Phi-3")
-    return found | {"sliding_window": fields["sliding_window"]}
-
-
-def _as_longrope(fields: Fields) -> Fields:
-    """Older files of Phi-3 call LongRoPE `su` or, of a later version of its factors, `yarn`."""
-    scalings = {name: fields[name] for name in ("rope_scaling", "rope_parameters") if isinstance(fields[name], dict)}
-    for name, given in scalings.items():
-        if given.get("rope_type", given.get("type")) in ("su", "yarn"):
-            fields = {**fields, name: {**given, "rope_type": "longrope"}}
-    return fields
-
-
-def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """The original length is outside of the scaling, where transformers looks for it first."""
-    heads = {"num_key_value_heads": config.key_value_heads, "sliding_window": config.sliding_window}
-    found = rotary_fields(config) | heads | {"hidden_act": activation_name(config)}
-    if config.rotary_scaling == "longrope":
-        found |= {"original_max_position_embeddings": config.rotary_original_length}
     return found
 
 
-PHI3 = dataclasses.replace(
-    llama.MISTRAL,
-    configure=_phi3,
-    write=_write_phi3,
+def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
+    """The original length is outside of the scaling, where transformers looks for it first."""
+    outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
+    return rotary_fields(config) | outside
+
+
+PHI3 = MISTRAL.variant(
     model="Phi3ForCausalLM",
-    defaults=llama.DEFAULTS
-    | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None}
-    | {"original_max_position_embeddings": 4096}
-    | {"pad_token_id": 32_000, "bos_token_id": 1, "eos_token_id": 32_000},
+    example=EXAMPLE | {"sliding_window": 5, "partial_rotary_factor": 0.7},
+    rows=(rope(_rotary_phi3, _write_rotary_phi3, **{ORIGINAL: 4096}), tokens(pad=32_000, bos=1, eos=32_000)),
+    defaults={"max_position_embeddings": 4096, "num_key_value_heads": None, "rms_norm_eps": 1e-5}
+    | {"sliding_window": None},
     unneeded=("attention_dropout", "embd_pdrop", "resid_pdrop"),
-    names=NAMES_OF_PHI3,
+    names=without(NAMES, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
     packed=_packed_phi3,
 )
 
@@ -155,10 +62,9 @@ NO_POSITIONS = "_without_positions"
 """What the kind of a layer without positions ends with."""
 
 
-def _smollm3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    found = llama.LLAMA.configure(fields, names)
+def _layers_smollm3(fields: Fields) -> dict[str, Any]:
     rotated, types = _rotated(fields), fields["layer_types"]
-    window = fields["sliding_window"] if flag(fields, "use_sliding_window") else None
+    window = fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
     if types is None:
         types = [FULL if window is None or turned else SLIDING for turned in rotated]
     types = kinds_given(types, len(rotated))
@@ -170,24 +76,24 @@ def _smollm3(fields: Fields, names: Collection[str]) -> dict[str, Any]:
         for kind, own in ((SLIDING, window), (FULL, None))
         for ends, positions in (("", "rotary"), (NO_POSITIONS, "none"))
     }
-    return found | by_kind(kinds, facts)
+    return by_kind(kinds, facts)
 
 
 def _rotated(fields: Fields) -> list[bool]:
     """Whether each layer has positions."""
-    given, count = fields["no_rope_layers"], layers(fields)
+    given, count = fields["no_rope_layers"], as_layers(fields)
     if given is None:
-        every = whole(fields, "no_rope_layer_interval")
+        every = as_whole(fields, "no_rope_layer_interval")
         return [(i + 1) % every != 0 for i in range(count)]
     if not isinstance(given, list) or len(given) < count or not all(is_whole(each, 0) for each in given):
         raise wrong("no_rope_layers", given, f"1 (with positions) or 0 (without) for each of {count} layers")
     return [bool(each) for each in given[:count]]
 
 
-def _write_smollm3(config: TransformerConfig) -> dict[str, Any]:
-    own = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
+def _write_layers_smollm3(config: TransformerConfig) -> dict[str, Any]:
+    own = own_layers(config)
     windows = [each.sliding_window for each in own if each.sliding_window is not None]
-    return llama.LLAMA.write(config) | {
+    return {
         "no_rope_layers": [int(each.positions == "rotary") for each in own],
         "layer_types": layer_kinds(config),
         "use_sliding_window": bool(windows),
@@ -195,19 +101,57 @@ def _write_smollm3(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-READS_OF_SMOLLM3 = ("no_rope_layers", "no_rope_layer_interval", "layer_types", "use_sliding_window", "sliding_window")
-
-SMOLLM3 = dataclasses.replace(
-    llama.LLAMA,
-    configure=_smollm3,
-    write=_write_smollm3,
+SMOLLM3 = LLAMA.variant(
     model="SmolLM3ForCausalLM",
-    reads=(*llama.LLAMA.reads, *READS_OF_SMOLLM3),
-    defaults={**llama.LLAMA.defaults}
-    | {"max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": True}
-    | {"rope_theta": 2_000_000.0, "pad_token_id": 128_004, "bos_token_id": 128_000, "eos_token_id": 128_001}
-    | dict.fromkeys(READS_OF_SMOLLM3)
-    | {"no_rope_layer_interval": 4, "use_sliding_window": False},
+    example=EXAMPLE | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
+    rows=(
+        derived(
+            *(_layers_smollm3, _write_layers_smollm3),
+            no_rope_layers=None,
+            layer_types=None,
+            sliding_window=None,
+            no_rope_layer_interval=4,
+            use_sliding_window=False,
+        ),
+        tokens(pad=128_004, bos=128_000, eos=128_001),
+    ),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": True}
+    | {"rope_theta": 2_000_000.0},
 )
 
-FAMILIES = {"granite": GRANITE, "olmo2": OLMO2, "phi3": PHI3, "smollm3": SMOLLM3}
+
+BETA = "llama_4_scaling_beta"
+
+OF_ROTARY: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, ORIGINAL: 16_384}
+OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
+"""The `rope_parameters` of a file of Ministral 3 without any."""
+
+
+def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
+    given = OF_ROTARY if fields["rope_parameters"] is None else fields["rope_parameters"]
+    if not isinstance(given, dict):
+        raise wrong("rope_parameters", given, "an object")
+    if missing := [name for name in (BETA, ORIGINAL) if name not in given]:
+        raise CheckpointError(f"rope_parameters has no {missing[0]}; expected it, for queries are multiplied by it.")
+    if not is_number(given[BETA]) or not given[BETA] >= 0:
+        raise wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")
+    plain = {name: value for name, value in given.items() if name not in (BETA, "max_position_embeddings")}
+    found = rotary({**fields, "rope_parameters": plain})
+    return found | {"query_temperature": given[BETA], "query_temperature_length": as_whole(given, ORIGINAL)}
+
+
+def _write_rotary_ministral3(config: TransformerConfig) -> dict[str, Any]:
+    own: dict[str, Any] = {BETA: config.query_temperature, ORIGINAL: config.query_temperature_length}
+    fields = rotary_fields(config)
+    return {**fields, "rope_parameters": fields["rope_parameters"] | own, "rope_scaling": None}
+
+
+MINISTRAL3 = MISTRAL.variant(
+    model="Ministral3ForCausalLM",
+    example=EXAMPLE
+    | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, BETA: 0.7} | {ORIGINAL: 8}},
+    rows=(rope(_rotary_ministral3, _write_rotary_ministral3, rope_theta=1_000_000.0, rope_parameters=None),),
+    defaults={"max_position_embeddings": 262_144, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None},
+)
+
+FAMILIES = {"phi3": PHI3, "smollm3": SMOLLM3, "ministral3": MINISTRAL3}

@@ -9,26 +9,21 @@ reaches at neighbouring points.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from transparity_conformance.catalogue import hypotheses, whole_model
+from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results
+from transparity_conformance.diagnosis.thresholds import COHERENT
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
-
-FACTOR = 4.0
-"""The most that an error may lie along an effect, over the most that the reference's own rounding does at `POINTS`
-neighbouring points. Measured on the PyTorch and Flax columns with nine configurations in bfloat16, at one set of
-weights: the median is 1.0 and the worst 1.65 (a Llama); twice as much again. In float32 it reached 1.93 on five of
-them, which is why only half precisions, whose budgets are wide, are held to it."""
 
 POINTS = 5
 """The neighbouring points at which the reference's own rounding is measured."""
@@ -80,7 +75,7 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
     if not scales or not all(np.isfinite(value).all() for value in error.values()):
         return None
     effects = {name: _effects(some[name]) for name in scales}
-    allowed = FACTOR * max(
+    allowed = COHERENT * max(
         1.0, *(_farthest({name: own[name][index] for name in scales}, effects, scales)[0] for index in range(POINTS))
     )
     distance, coefficient, key = _farthest(error, effects, scales)
@@ -133,7 +128,8 @@ def _effects(probe: Probe) -> Effects:
     """The effects of all faults on the logits of `probe`, each made at all the sites that it can be made at."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
-        for hypothesis in _widest([*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]):
+        every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
+        for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):  # which may be declared
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]
             except Impossible:
@@ -143,15 +139,3 @@ def _effects(probe: Probe) -> Effects:
                 found[hypothesis.fault.id, hypothesis.fault.variant] = hypothesis, effect
         _kept[probe] = found
     return _kept[probe]
-
-
-def _widest(some: Iterable[Hypothesis]) -> Iterable[Hypothesis]:
-    """Of each fault the hypothesis with most sites; rounding is no fault where it is declared."""
-    widest: dict[Key, Hypothesis] = {}
-    for hypothesis in some:
-        key = hypothesis.fault.id, hypothesis.fault.variant
-        if hypothesis.fault.id != "low-precision" and (
-            key not in widest or len(hypothesis.sites) > len(widest[key].sites)
-        ):
-            widest[key] = hypothesis
-    return widest.values()

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, real_positions
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.impact import Impact
 from transparity_conformance.report.report import Divergence
@@ -46,7 +45,7 @@ def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
         off = ~(np.abs(logits - expected) <= probe.oracle.budget("logits", dtype))
         if (free := undetermined_positions(probe, dtype).get("logits")) is not None:
             off &= ~(free & np.isfinite(logits))
-        wrong, tokens = off.any(-1), real_positions(probe)
+        wrong, tokens = off.any(-1), np.broadcast_to(real_positions(probe, "logits"), off.shape[:-1])
         real, changed, padded = real + int(tokens.sum()), changed + int(wrong[tokens].sum()), padded + int(wrong.sum())
         moved += int((wrong & tokens & (logits.argmax(-1) != expected.argmax(-1))).sum())
     return Impact({"changed": changed, "of": real}, moved, at_padding_only=bool(padded and not changed))
@@ -68,17 +67,3 @@ def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
     tokens: dict[str, Any] = dict(result.probe.inputs)
     transformer(result.probe.config, result.probe.exact, tap=tap, **tokens)
     return logits["logits"]
-
-
-def real_positions(probe: Probe) -> np.ndarray:
-    """True where a position of the logits belongs to a token, False where it is padding."""
-    config, stack = probe.config, probe.config.stacks[-1]
-    name = next(name for name in config.input_names if config.input_stack(name) == stack)
-    tokens = probe.inputs[name]
-    if config.reads_pixels and probe.oracle.expected["logits"].ndim > 2:
-        return np.ones((len(tokens), config.max_length), bool)
-    if probe.oracle.expected["logits"].ndim == 2:  # pooled: one for each row
-        return np.ones(len(tokens), bool)
-    if config.padding == "attention-mask" and name == config.input_names[0]:
-        return np.asarray(probe.inputs["attention_mask"] != 0)
-    return np.ones(tokens.shape, bool) if config.pad_id is None else np.asarray(tokens != config.pad_id)

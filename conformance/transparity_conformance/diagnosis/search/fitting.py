@@ -49,7 +49,7 @@ def _patch_by_size(patches: Mapping[TransformerConfig, Patch], state: WalkState,
     return patch(state, site, value) if patch else value
 
 
-def widest(every: Iterable[Fittable]) -> list[Fittable]:
+def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
     """Every kind of fault with a number, at as many sites as possible."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:

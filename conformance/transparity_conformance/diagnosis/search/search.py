@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from transparity_conformance.catalogue import widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, widest
+from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, of_each_kind
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
+from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 8
@@ -162,7 +164,7 @@ class Search:
         """The best combinations with one number more, fitted; where they have one already, by turns."""
         every = fittables(self.screen.config, self.sites)
         is_pair = self.segment.is_whole_model and best[0] != ()
-        numeric = widest(every) if is_pair else list(every)
+        numeric = of_each_kind(every) if is_pair else list(every)
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
             ends = [(*chosen, one) for each in numeric if (one := self._fit(each, chosen))]
@@ -259,10 +261,7 @@ class Search:
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
         """Faults that are made wherever possible, the best first."""
-        widest: dict[tuple[str, str], Hypothesis] = {}
-        for hypothesis in self.candidates:
-            widest.setdefault((hypothesis.fault.id, hypothesis.fault.variant), hypothesis)
-        chosen = {id(hypothesis) for hypothesis in widest.values()}
+        chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
     @functools.cached_property
@@ -311,8 +310,7 @@ class Search:
         found, before = [], self._left(screen, ())
         for chosen in ranked:
             combined = (*self.known, *chosen)
-            # what leaves more than half of the difference is no explanation, whatever its own budget
-            if self._left(screen, chosen) > before / 2 or not segment.is_near(screen, combined):
+            if self._left(screen, chosen) > NO_EXPLANATION * before or not segment.is_near(screen, combined):
                 break
             if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
                 found.append(chosen)

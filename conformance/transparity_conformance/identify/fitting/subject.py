@@ -16,7 +16,7 @@ from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.process.running import PortElsewhere
+from transparity_conformance.running.process.running import RemotePort
 
 SPREAD = 0.3
 """The standard deviation of drawn vectors around the mean of what they are at first, or ±1 if that is beyond: at their
@@ -154,7 +154,7 @@ class Subject:
         """The output and every operation."""
         with self._described(inputs):
             named = self._named(inputs)
-            if isinstance(self.model, PortElsewhere):
+            if isinstance(self.model, RemotePort):
                 output, operations = call_stranger(self.model.listened, **named)
             else:
                 output, operations = call_stranger(listen, lambda: self.model(**named))

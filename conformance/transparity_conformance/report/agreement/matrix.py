@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import Evidence, Subject
@@ -149,11 +148,9 @@ class Matrix:
     @cached_property
     def footnotes(self) -> list[Footnote]:
         """One for each mistake of each document; claims that break for one reason share a footnote."""
-        reasons: dict[tuple[str, str], list[Group]] = defaultdict(list)
-        for where in product(self.claims, self.columns):
-            for group in self.cells[where].groups if where in self.cells else ():
-                if group.breaks:
-                    reasons[group.worst.case, group.worst.note].append(group)
+        cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
+        breaks = (group for cell in cells for group in cell.groups if group.breaks)
+        reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)
         marked = enumerate(reasons.items(), start=1)
         return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
 
@@ -175,9 +172,7 @@ class Matrix:
 
 def fold(evidence: Iterable[Evidence]) -> Matrix:
     """The agreement matrix of all that was compared."""
-    cells: dict[tuple[str, Column], list[Group]] = defaultdict(list)
-    for group in _grouped(evidence):
-        cells[group.worst.claim, column_of(group.worst.subject)].append(group)
+    cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
     columns = _in_order(dict.fromkeys(column for _, column in cells))
     return Matrix(tuple(claims), tuple(columns), {where: Cell(tuple(groups)) for where, groups in cells.items()})
@@ -188,12 +183,20 @@ def column_of(subject: Subject) -> Column:
     return Column(subject.backend, subject.dtype, subject.device)
 
 
-def _grouped(evidence: Iterable[Evidence]) -> Iterator[Group]:
-    members: dict[tuple[str, Subject, str, str], list[Evidence]] = defaultdict(list)
-    for item in evidence:
-        why = item.note if item.expectation == "breaks" else "holds"
-        members[item.claim, item.subject, item.case, why].append(item)
-    for items in members.values():
+Key, Value = TypeVar("Key"), TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in order of first appearance."""
+    values: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    return values
+
+
+def _groups(evidence: Iterable[Evidence]) -> Iterator[Group]:
+    whys = ((item, item.note if item.expectation == "breaks" else "holds") for item in evidence)
+    for items in grouped(((item.claim, item.subject, item.case, why), item) for item, why in whys).values():
         agrees, exact = all(item.agrees for item in items), all(item.budget == 0 for item in items)
         yield Group(max(items, key=badness), len(items), agrees, exact)
 
@@ -205,10 +208,7 @@ def badness(item: Evidence) -> tuple[float, float]:
 
 
 def _topics(claims: Iterable[str]) -> dict[str, list[str]]:
-    topics: dict[str, list[str]] = defaultdict(list)
-    for claim in dict.fromkeys(claims):
-        topics[topic_of(claim)].append(claim)
-    return dict(topics)
+    return grouped((topic_of(claim), claim) for claim in dict.fromkeys(claims))
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:

@@ -11,8 +11,7 @@ from typing import Any
 from transparity_conformance.report.agreement.matrix import Cell, Column, Footnote, Group, Matrix, column_of
 from transparity_conformance.report.agreement.view import Agreement, ShownRow, worst_first
 from transparity_conformance.report.comparison import Evidence
-from transparity_conformance.report.formatting import format_share, heat, scientific
-from transparity_conformance.report.templates import template
+from transparity_conformance.report.formatting import format_share, heat, scientific, template
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:

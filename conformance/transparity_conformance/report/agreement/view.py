@@ -1,22 +1,27 @@
-"""The content of an agreement matrix as plain data, which the terminal and the page lay out."""
+"""The content of an agreement matrix as plain data: as JSON, and as the terminal and the page lay it out."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 from transparity_conformance.report.agreement.matrix import (
     Cell,
     Column,
+    Footnote,
     Group,
     Matrix,
     NotCompared,
     badness,
+    grouped,
     name_of,
+    number,
 )
 from transparity_conformance.report.formatting import count, format_share, percent, times
 
@@ -122,13 +127,12 @@ def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
     """One line for each number of cases that columns have of a claim, if another column has more."""
-    columns: dict[tuple[int, int, str], list[str]] = defaultdict(list)
-    for (claim, column), cell in matrix.cells.items():
-        if len(cell.cases) < (most := matrix.most_cases(claim)):
-            columns[len(cell.cases), most, claim].append(str(column))
-    claims: dict[tuple[int, int, str], list[str]] = defaultdict(list)
-    for (cases, most, claim), names in columns.items():
-        claims[cases, most, ", ".join(names)].append(claim)
+    fewer = (
+        ((len(cell.cases), most, claim), str(column))
+        for (claim, column), cell in matrix.cells.items()
+        if len(cell.cases) < (most := matrix.most_cases(claim))
+    )
+    claims = grouped(((cases, most, ", ".join(names)), claim) for (cases, most, claim), names in grouped(fewer).items())
     return [f"{', '.join(names)} ({of}): {cases} of {most}" for (cases, most, of), names in claims.items()]
 
 
@@ -156,15 +160,77 @@ def _kind(cell: Cell | None) -> Kind:
 
 def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
     """One line for each reason, with its claims and subjects."""
-    subjects: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for claim, subject, reason in not_compared:
-        subjects[claim, reason].append(str(subject))
-    claims: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (claim, reason), names in subjects.items():
-        claims[", ".join(dict.fromkeys(names)), reason].append(claim)
+    subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
+    claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
 
 
 def worst_first(groups: Sequence[Group]) -> list[Group]:
     """Disagreements first, then by share."""
     return sorted(groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
+
+
+FORMAT_VERSION = 1
+
+
+def write_json(path: str | Path, agreement: Agreement) -> None:
+    """Write `as_json` to a file."""
+    text = json.dumps(as_json(agreement), allow_nan=False, ensure_ascii=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def as_json(agreement: Agreement) -> dict[str, Any]:
+    """Strict JSON: the verdict, the cells of each claim, the evidence by claim, subject and case."""
+    matrix = agreement.matrix
+    return {
+        "format_version": FORMAT_VERSION,
+        "verdict": matrix.verdict,
+        "summary": agreement.summary,
+        "environment": _strict(agreement.environment),
+        "columns": [asdict(column) for column in matrix.columns],
+        "claims": [
+            {"id": claim, "cases": matrix.most_cases(claim), "cells": _cells(matrix, claim)} for claim in matrix.claims
+        ],
+        "document_breaks": [_footnote(note) for note in matrix.footnotes],
+        "evidence": [group.as_dict() for group in matrix.groups],
+        "not_compared": [
+            {"claim": claim, "subject": str(subject), "reason": reason}
+            for claim, subject, reason in agreement.not_compared
+        ],
+        "skipped": list(agreement.skipped),
+    }
+
+
+def _cells(matrix: Matrix, claim: str) -> list[dict[str, Any] | None]:
+    """One cell per column; null where nothing was compared."""
+    cells = (matrix.cells.get((claim, column)) for column in matrix.columns)
+    return [None if cell is None else _cell(cell) for cell in cells]
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "says": cell_text(cell),
+        "agrees": cell.agrees,
+        "exact": cell.exact,
+        "share": None if cell.worst is None else number(cell.worst.share),
+        "comparisons": cell.comparisons,
+        "cases": len(cell.cases),
+        "worst": None if cell.worst is None else Group(cell.worst, 1, cell.worst.agrees, cell.exact).as_dict(),
+        "breaks": list(cell.breaks),
+    }
+
+
+def _footnote(note: Footnote) -> dict[str, Any]:
+    claims = list(note.claims)
+    return {"case": note.case, "note": note.note, "claims": claims, "agrees": note.agrees, "says": str(note)}
+
+
+def _strict(value: Any) -> Any:
+    """Convert `value` to JSON values; anything else becomes its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_strict(item) for item in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)

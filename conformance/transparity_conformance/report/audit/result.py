@@ -65,15 +65,15 @@ CAUSES = {
 }
 """The outcomes that are faults, and the ids of their causes."""
 
-WORDS: dict[Outcome, str] = {
+FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
     "wrong": "obeyed wrongly",
     "refused": "refused",
     "not exercised": "not exercised",
 }
-
-
-TENSOR_WORDS = ("never read", "may be missing", "not exercised", "not tried")
+TENSOR_OUTCOMES = ("never read", "may be missing", "not exercised", "not tried")
+FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing"}
+"""The outcomes that are faults, in words."""
 
 
 @dataclass(frozen=True)
@@ -105,48 +105,35 @@ class Audit:
     @property
     def lines(self) -> list[str]:
         """Lines for people, one on the fields and one on the tensors."""
-        wells = ("obeyed", "read, and refused if missing")
-        return [_line(part, well) for part, well in zip(self._parts, wells, strict=True) if part.total]
+        return [_line(*part) for part in self._parts if part[2]]
 
     @property
     def faults(self) -> str:
         """The faults alone, in one clause; empty if there is none."""
-        parts = (
-            dataclasses.replace(part, found={says: part.found[says] for says in FAULTS & part.found.keys()})
-            for part in self._parts
+        wrong = (
+            (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
+            for file, noun, total, found, _ in self._parts
         )
-        return "; ".join(_line(part) for part in parts if any(part.found.values()))
+        return "; ".join(_line(*part) for part in wrong if any(part[3].values()))
 
     @property
-    def _parts(self) -> tuple[_Part, _Part]:
-        fields = {says: self.fields_with(outcome) for outcome, says in WORDS.items()}
-        tensors = {each: self.tensors_with(each) for each in TENSOR_WORDS}
-        names = {each.name for each in self.fields}
-        return _Part(self.files[0], "field", len(names), fields), _Part(
-            self.files[1], "tensor", len(self.tensors), tensors
+    def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
+        """Of the fields and of the tensors: the file, the noun, their number, the names by outcome, and the rest."""
+        fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
+        tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
+        number = len({each.name for each in self.fields})
+        return (
+            (self.files[0], "field", number, fields, "obeyed"),
+            (self.files[1], "tensor", len(self.tensors), tensors, "read, and refused if missing"),
         )
 
 
-FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing"}
-"""The outcomes that are faults, in words."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The names of one kind by their outcome in words."""
-
-    file: str
-    noun: str
-    total: int
-    found: Mapping[str, list[str]]
-
-
-def _line(part: _Part, well: str = "") -> str:
+def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
     """`config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
-    found = {says: names for says, names in part.found.items() if names}
+    found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {_some(names)}" for says, names in found.items()]
-    texts += [f"{part.total - sum(map(len, found.values())):,} {well}"] if well else []
-    return f"{part.file}: " + "; ".join(texts).replace(" ", f" of {count(part.total, part.noun)} ", 1)
+    texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []
+    return f"{file}: " + "; ".join(texts).replace(" ", f" of {count(total, noun)} ", 1)
 
 
 def _some(names: list[str]) -> str:

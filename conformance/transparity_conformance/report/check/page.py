@@ -9,9 +9,8 @@ from typing import Any
 from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
 from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import format_share, heat, height, scientific
+from transparity_conformance.report.formatting import format_share, heat, height, scientific, template
 from transparity_conformance.report.report import Measured, Report
-from transparity_conformance.report.templates import template
 
 MOST_BARS = 128
 """More positions than this are drawn as this many bars, each the largest of its neighbours."""

@@ -33,7 +33,7 @@ from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.loading import LoadError, UsageError
 from transparity_conformance.running.process.operations import received
-from transparity_conformance.running.process.running import MISSHAPEN, BuildElsewhere, PortElsewhere
+from transparity_conformance.running.process.running import MISSHAPEN, RemoteBuild, RemotePort
 from transparity_conformance.running.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
@@ -243,7 +243,7 @@ class _Remote:
         return self._call(*args, **named)
 
 
-class _RemoteForward(_Remote, PortElsewhere):
+class _RemoteForward(_Remote, RemotePort):
     """A built port in another process."""
 
     def __init__(self, process: PortProcess, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
@@ -280,7 +280,7 @@ class _RemoteForward(_Remote, PortElsewhere):
         return self._process.replicas()
 
 
-class IsolatedBuild(_Remote, BuildElsewhere):
+class IsolatedBuild(_Remote, RemoteBuild):
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
     def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
@@ -333,7 +333,7 @@ class IsolatedBuild(_Remote, BuildElsewhere):
         return IsolatedModel(self._built(config, dict(parameters)))
 
 
-class IsolatedModel(PortElsewhere):
+class IsolatedModel(RemotePort):
     """A model in another process, whose tensors are read and written."""
 
     def __init__(self, forward: Any) -> None:

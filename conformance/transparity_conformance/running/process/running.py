@@ -59,7 +59,7 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
     float32 does not fit."""
-    if not is_loader(build) and not isinstance(_inner(build), BuildElsewhere):
+    if not is_loader(build) and not isinstance(_inner(build), RemoteBuild):
         return {name: np.array(value) for name, value in parameters.items()}
     if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
@@ -86,11 +86,11 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
 
 
-class BuildElsewhere:
+class RemoteBuild:
     """The `build` of a port that does not run in this process, which reads matrices from their files where it runs."""
 
 
-class PortElsewhere:
+class RemotePort:
     """A built port that does not run in this process, and listens where it runs."""
 
     def listened(
@@ -110,7 +110,7 @@ class PortElsewhere:
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
     """The ranks of a built port."""
-    return forward.sharding() if isinstance(forward, PortElsewhere) else ALONE
+    return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
@@ -148,7 +148,7 @@ def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple
 def _listened(
     forward: Any, method: str, /, *args: Any, framework: str | None = None, whole_numbers: bool = False, **named: Any
 ) -> tuple[Any, list[Operation]]:
-    if isinstance(forward, PortElsewhere):
+    if isinstance(forward, RemotePort):
         return forward.listened(method, *args, whole_numbers=whole_numbers, **named)
     function = getattr(forward, method) if method else forward
     return listen_once(function, args, named, framework, whole_numbers=whole_numbers)

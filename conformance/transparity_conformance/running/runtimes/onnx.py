@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from transparity_conformance.report.text import reason
 from transparity_conformance.running.answers import OUTPUTS
 from transparity_conformance.running.inputs import NAMES, with_mask
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.runtimes.graph import FRAMES, Graph, graph_of
-from transparity_conformance.running.runtimes.nodes import Nodes, weights_dtype
+from transparity_conformance.running.runtimes.graph import FRAMES, Graph, Nodes, graph_of, weights_dtype
 from transparity_conformance.running.runtimes.runtime import Limits, Listened
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
@@ -50,12 +49,7 @@ class OnnxModel:
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
         """The forward pass, `forward(**inputs)`; raises `LoadError` for a model of other inputs."""
-        theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
-        if self.graph.reads != theirs:
-            raise LoadError(
-                f"{self.graph.path} takes {self.graph.reads}, and the model of the checkpoint {theirs}; expected a "
-                "graph of the same, made of that checkpoint."
-            )
+        check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
     def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
@@ -82,12 +76,6 @@ class OnnxModel:
         """The answer, and the cache for the next step."""
         logits, *present = self.session.run([answer, *self.graph.present], self.given(inputs, past))
         return logits, dict(zip(self.graph.past, present, strict=False))
-
-    def values(self, inputs: Mapping[str, np.ndarray], nodes: Nodes) -> dict[str, np.ndarray]:
-        """The values of all nodes in one call."""
-        session = session_of(nodes.opened())
-        names = [each.name for each in session.get_outputs()]
-        return dict(zip(names, session.run(names, self.given(inputs, self.empty(inputs))), strict=True))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graph takes, by its own names; what the caller does not give is as for plain text."""
@@ -131,8 +119,8 @@ class OnnxForward(Listened):
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
-        nodes = Nodes(self.model.graph.path)
-        return result, nodes.operations(self.model.values(self._named(inputs), nodes), largest)
+        named = self._named(inputs)
+        return result, listened_nodes(self.model.graph.path, self.model.given(named, self.model.empty(named)), largest)
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
         """The logits of the next tokens, and the cache with them."""
@@ -173,6 +161,26 @@ def session_of(model: str | bytes) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # its fallback prints, and tries the same again
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+def listened_nodes(
+    path: Path, given: Mapping[str, np.ndarray], largest: float, before: Sequence[Operation] = (), after: str = ""
+) -> list[Operation]:
+    """The operations of a graph in one call, as `Nodes.operations`."""
+    nodes = Nodes(path)
+    session = session_of(nodes.opened())
+    names = [each.name for each in session.get_outputs()]
+    return nodes.operations(dict(zip(names, session.run(names, given), strict=True)), largest, before, after)
+
+
+def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
+    """Raise `LoadError` for a graph that reads something else than the model of a checkpoint."""
+    theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
+    if reads != theirs:
+        raise LoadError(
+            f"{path} takes {reads}, and the model of the checkpoint {theirs}; expected a graph of the same, made of "
+            "that checkpoint."
+        )
 
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:

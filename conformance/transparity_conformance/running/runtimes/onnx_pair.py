@@ -14,9 +14,8 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import listed
 from transparity_conformance.running.inputs import with_mask
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.runtimes.graph import FRAMES
-from transparity_conformance.running.runtimes.nodes import Nodes, weights_dtype
-from transparity_conformance.running.runtimes.onnx import DTYPES, opened, session_of
+from transparity_conformance.running.runtimes.graph import FRAMES, READS, weights_dtype
+from transparity_conformance.running.runtimes.onnx import DTYPES, check_reads, listened_nodes, opened
 from transparity_conformance.running.runtimes.runtime import DECODER, ENCODER, Limits, Listened
 
 MEMORY = "encoder_hidden_states"
@@ -49,13 +48,8 @@ class OnnxPair:
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, and the checkpoint is a "
                 f"{config.architecture}; give that which they were made of."
             )
-        reads_frames = any(each.name == FRAMES for each in self.sessions[ENCODER].get_inputs())
-        if reads_frames != config.reads_frames:
-            kinds = {True: "frames of audio", False: "token ids"}
-            raise LoadError(
-                f"{self.paths[ENCODER]} takes {kinds[reads_frames]}, and the model of the checkpoint "
-                f"{kinds[config.reads_frames]}; expected graphs of the same, made of that checkpoint."
-            )
+        names = [each.name for each in self.sessions[ENCODER].get_inputs()]
+        check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)
         return OnnxPairForward(self, config)
 
     def given(self, name: str, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,11 +77,7 @@ class OnnxPairForward(Listened):
         """The answer, and the operations of both graphs in turn."""
         result, every, found = self(**inputs), self._every(inputs), list[Operation]()
         for name, path in self.model.paths.items():
-            nodes = Nodes(path)
-            session = session_of(nodes.opened())
-            names = [each.name for each in session.get_outputs()]
-            values = dict(zip(names, session.run(names, self.model.given(name, every)), strict=True))
-            found += nodes.operations(values, largest / 2, found, MEMORY)
+            found += listened_nodes(path, self.model.given(name, every), largest / 2, found, MEMORY)
         return result, found
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

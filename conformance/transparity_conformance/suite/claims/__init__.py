@@ -78,8 +78,7 @@ def claim(
         needs: packages that it compares with.
         harness, sharded: whether it is about single functions or modules, or about the backend over several ranks.
         cases: the cases of the quick suite, if the check takes any.
-        all_cases: the cases of its full range, in the dtypes `all_in`.
-        topic: another topic than the name of the file.
+        all_cases: those of its full range, in the dtypes `all_in`; topic: another than the name of the file.
     """
 
     def register(check: Check) -> Check:
@@ -88,11 +87,10 @@ def claim(
 
         def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:
             of_cases = functools.partial(check, cases=cases) if cases else check
-            about = needs, harness or sharded, sharded
-            return Claim(name, says, of_cases, dtypes, of_reference, compiled, quick, full, *about)
+            how = dtypes, of_reference, compiled, quick, full, needs, harness or sharded, sharded
+            return Claim(name, says, of_cases, *how)
 
-        full = made(tuple(all_cases), all_in, (), None) if all_in else None
-        CLAIMS[name] = made(cases, dtypes, quick, full)
+        CLAIMS[name] = made(cases, dtypes, quick, made(tuple(all_cases), all_in, (), None) if all_in else None)
         return check
 
     return register

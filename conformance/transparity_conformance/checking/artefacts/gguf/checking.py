@@ -15,7 +15,13 @@ from transparity.limits.memory import check_fits
 from transparity_conformance.checking.artefacts.gguf.layouts import check_family, names_in_file
 from transparity_conformance.checking.artefacts.gguf.metadata import metadata_faults
 from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
-from transparity_conformance.checking.artefacts.gguf.tensors import Checkpoint, Held, head_faults, hold, name_faults
+from transparity_conformance.checking.artefacts.gguf.tensors import (
+    Checkpoint,
+    Compared,
+    compare,
+    head_faults,
+    name_faults,
+)
 from transparity_conformance.checking.artefacts.systems import ArtefactSystem
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import System
@@ -29,7 +35,7 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError, UsageError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is held to its checkpoint, and not run"
+NOT_RUN = "llama.cpp itself: the file is compared to its checkpoint, and not run"
 
 Model = tuple[TransformerConfig, Arrays]
 
@@ -57,14 +63,14 @@ class GgufCheck:
         metadata, fields = metadata_faults(self.file, hub.config)
         named = list(name_faults(self.file, hub))
         usable = [name for name, theirs in hub.names.items() if theirs not in {fault.where for fault in named}]
-        held = hold(hub, self.file.tensors, usable)
-        faults = [*metadata, *named, *held.faults, *head_faults(self.file, hub)]
-        report = self._report(system.name, faults, held)
+        compared = compare(hub, self.file.tensors, usable)
+        faults = [*metadata, *named, *compared.faults, *head_faults(self.file, hub)]
+        report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
             why = "the logits: the file has not all the weights of the checkpoint, in its shapes"
             return dataclasses.replace(report, not_compared=(*report.not_compared, why))
         progress("comparing logits", 1, 2)
-        return self._with_logits(report, system, held, fields, progress)
+        return self._with_logits(report, system, compared, fields, progress)
 
     def _checkpoint(self, system: System) -> Checkpoint:
         assert system.parameters is not None
@@ -75,37 +81,40 @@ class GgufCheck:
         names = names_in_file(system.name, tensors, config.num_decoder_layers, family.prefixes)
         return Checkpoint(system.name, config, tensors, names)
 
-    def _report(self, name: str, faults: list[Divergence], held: Held) -> Report:
+    def _report(self, name: str, faults: list[Divergence], compared: Compared) -> Report:
         """The report on names, metadata and numbers."""
-        worst = sorted(held.measured, key=lambda each: each.share)[-1:]
-        verdict: Verdict = "diverges" if held.faults else "agrees"
+        worst = sorted(compared.measured, key=lambda each: each.share)[-1:]
+        verdict: Verdict = "diverges" if compared.faults else "agrees"
         claims = [
             ClaimResult("gguf.tensors", verdict, each.error, each.budget, f"{each.tap} ({each.probe})")
             for each in worst
         ]
         return Report(
             name,
-            "diverges" if faults else "inconclusive" if held.not_compared else "agrees",
+            "diverges" if faults else "inconclusive" if compared.not_compared else "agrees",
             faults[0].where if faults else None,
             tuple(faults),
             tuple(claims),
-            tuple(held.measured),
-            not_compared=(NOT_RUN, *held.not_compared),
+            tuple(compared.measured),
+            not_compared=(NOT_RUN, *compared.not_compared),
             dtype=self.options["dtype"],
             port=self.options["name"],
         )
 
     def _with_logits(
-        self, report: Report, system: System, held: Held, fields: Mapping[str, Any], progress: Progress
+        self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
         """The report with what quantisation does to the logits, and what the mistakes do; the search for causes of a
         tensor that is wrong without a name."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
-        exact, right = (config, system.parameters), (config, parameters_from(family, config, held.as_converted_rightly))
+        exact, right = (
+            (config, system.parameters),
+            (config, parameters_from(family, config, compared.as_converted_rightly)),
+        )
         notes = [*report.notes, *_effect("quantisation alone", exact, right)]
         try:
-            wrong = dataclasses.replace(config, **fields), parameters_from(family, config, held.as_they_are)
+            wrong = dataclasses.replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
             return dataclasses.replace(report, notes=(*notes, f"its metadata gives no model: {error}"))
         notes += _effect("what is wrong", right, wrong)

@@ -31,7 +31,7 @@ SAYS = {
 
 
 @dataclass(eq=False)
-class Held:
+class Compared:
     """The tensors of a file in the hub's layout, and what is wrong with them."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
@@ -63,28 +63,30 @@ class Checkpoint:
         return self.layout(name).to_file(self.tensors[name])
 
 
-def hold(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Held:
+def compare(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Compared:
     """Hold tensors of the file to the hub's, by the hub's `names`; each has the right shape."""
-    held = Held()
+    compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
         # a layout may add 1, and taking it away again rounds
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
-        held.as_they_are[name] = held.as_converted_rightly[name] = theirs
+        compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
-            held.not_compared.append(f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own")
+            compared.not_compared.append(
+                f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own"
+            )
             continue
         worst = worst_block(found, expected, steps, tensor.kind)
-        held.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
+        compared.measured.append(Measured(tensor.name, tensor.kind.name, *worst, *worst))
         if share(*worst) > 1:
             cause, mended = mistake_of(hub, name, tensor, found)
-            held.as_converted_rightly[name] = mended
-            held.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
+            compared.as_converted_rightly[name] = mended
+            compared.faults.append(Divergence(tensor.name, *worst, cause, probe=tensor.kind.name))
         elif wrong := disorder(found, expected, tensor.kind):
             cause = _cause("gguf-disorder")
-            held.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
-    return held
+            compared.faults.append(Divergence(tensor.name, wrong, 0.0, cause, probe=tensor.kind.name))
+    return compared
 
 
 def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) -> tuple[tuple[Cause, ...], np.ndarray]:
@@ -136,7 +138,7 @@ def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
         yield known_fault(OUTPUT, "gguf-shape", "its shape is not that of the embeddings, which are the head")
         return
     says = "it is not the embeddings, which are the head of the checkpoint"
-    for fault in hold(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
+    for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
 
 

@@ -45,8 +45,7 @@ def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe])
         except PortProcessError:
             raise
         except (PortError, TypeError) as error:  # the latter of a step that returns something else this time
-            note = f"the port could not be listened to while it decodes: {error}"
-            return dataclasses.replace(report, notes=(*report.notes, note))
+            return report.adding(notes=[f"the port could not be listened to while it decodes: {error}"])
         found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
         return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))
     return report

@@ -30,7 +30,7 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
     except PortProcessError:
         raise
     except PortError as error:
-        return dataclasses.replace(report, notes=(*report.notes, f"the port could not be listened to: {error}"))
+        return report.adding(notes=[f"the port could not be listened to: {error}"])
     pairs = itertools.zip_longest(once, again[: len(once)])
     parting = [index for index, (one, other) in enumerate(pairs) if other is None or not _is_same(one, other)]
     first, *others = report.faults

@@ -1,0 +1,209 @@
+"""Families as tables of codecs: their fields by rows, and the names of their tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import is_whole
+from transparity_conformance.checkpoints.naming import Table
+from transparity_conformance.checkpoints.reading import CheckpointError, as_json
+from transparity_conformance.checkpoints.rows import Row
+from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
+
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+
+SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
+"""Sizes of the small models of many families."""
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "cross_attention_hidden_size": (),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "per_layer_config": (),
+    "pruned_heads": ({},),
+    "quantization_config": (),
+    "tie_encoder_decoder": (False,),
+}
+"""Fields of every family that change numbers, and their supported values (absent and null always are)."""
+
+UNNEEDED = frozenset(
+    {
+        # the file and its history
+        *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path"),
+        *("_attn_implementation", "_attn_implementation_autoset", "_num_labels", "finetuning_task"),
+        *("task_specific_params", "tokenizer_class", "is_encoder_decoder", "dtype", "torch_dtype", "torchscript"),
+        *("id2label", "label2id", "num_labels", "problem_type", "cache_implementation", "gradient_checkpointing"),
+        *("chunk_size_feed_forward", "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss", "pretraining_tp"),
+        # the form of the output
+        *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
+        # training
+        *("initializer_range", "initializer_factor", "init_std", "classifier_dropout", "classif_dropout"),
+        # generation
+        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+        *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty", "bad_words_ids"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "prefix"),
+        *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+        *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sep_token_id"),
+        "force_bos_token_to_be_generated",
+    }
+)
+"""Fields of every family that no forward pass depends on."""
+
+
+def _nothing(config: TransformerConfig) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """The head of the class for whole sequences, `…ForSequenceClassification`, or for images, or a projection."""
+
+    names: Table
+    """Its tensors, in place of those of another head."""
+    fields: Fields
+    """Fields of ours with its values."""
+    task: str = "ForSequenceClassification"
+    """The end of the name of the class."""
+    size: str = "id2label"
+    """The field that has the classes, or their number: of a projection, its width."""
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """The fields of ours, if the class in `architectures` has this head."""
+        if not any(str(name).endswith(self.task) for name in fields.get("architectures") or []):
+            return {}
+        labels = fields.get("id2label")
+        count = fields.get("num_labels", 2) if labels is None else len(labels) if isinstance(labels, dict) else 0
+        if self.size != "id2label":
+            count = as_whole(fields, self.size)
+        elif not is_whole(count, 1):
+            raise wrong("id2label", labels, "an object with an entry for each class")
+        return {"head": "classes", "num_classes": count, **self.fields}
+
+    def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
+        """The fields of config.json, of a family with the class `model`."""
+        name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
+        if self.size != "id2label":
+            return {"architectures": [name], self.size: config.num_classes}
+        labels = [f"LABEL_{index}" for index in range(config.num_classes)]
+        return {
+            "architectures": [name],
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+
+
+OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
+"""The head of decoders: the last token that is no padding decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type`: the conversion of its fields and its tensors."""
+
+    model: str
+    """The class of transformers that reads the written folder, the first of `architectures` in config.json."""
+    example: Fields
+    """A small model, as the fields of its config.json. All sizes differ, so that no two axes can be confused; a ratio
+    that ports of the family fix (GPT-2's 4 × n_embd, a head's width of Llama) is kept."""
+    always: Fields
+    """Fields of ours that have one value in the whole family."""
+    rows: Sequence[Row]
+    """The fields of config.json; a later row may overrule what an earlier one reads or writes."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Fields that are supported with these values only."""
+    unneeded: Collection[str] = ()
+    """Fields that no forward pass depends on."""
+    names: Table
+    packed: Callable[[TransformerConfig], Table] = _nothing
+    """Names of tensors that hold several parameters, cut by sizes of the configuration."""
+    absent: Callable[[TransformerConfig], Collection[str]] = _nothing
+    """Names in the table that the file of a configuration does not have, though it has what they hold."""
+    copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
+    """Names in the table that the file of a configuration has beside the one that holds the same numbers."""
+    prefixes: Sequence[str] = ()
+    """Prefixes of tensor names, in files of a model with a head."""
+    no_parameters: Collection[str] = ()
+    """Patterns of tensors in older files that are computed here."""
+    computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
+    """Tensors that a file has though their numbers are computed here, and how; with other numbers they are parameters:
+    rows are given their names."""
+    classifier: Classifier | None = None
+    """The head of classes, if one is read."""
+
+    def variant(
+        self,
+        *,
+        rows: Iterable[Row] = (),
+        without: Collection[str] = (),
+        defaults: Fields | None = None,
+        always: Fields | None = None,
+        **changes: Any,
+    ) -> Family:
+        """Return a family like this one.
+
+        Args:
+            rows: further rows, in place of those of the same name.
+            without: the names of rows that it does not have.
+            defaults: other values for missing fields.
+            always: further fields of ours that have one value.
+            changes: other attributes of the family.
+        """
+        merged = {row.name: row for row in self.rows}
+        for name in without:
+            del merged[name]
+        merged |= {row.name: row for row in rows}
+        by_field = {name: row for row in merged.values() for name in row.reads}
+        for name, value in (defaults or {}).items():
+            row = merged[by_field[name].name]
+            merged[row.name] = dataclasses.replace(row, defaults={**row.defaults, name: value})
+        constants = {**self.always, **(always or {})}
+        return dataclasses.replace(self, rows=tuple(merged.values()), always=constants, **changes)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values that transformers takes for missing fields."""
+        return {name: value for row in self.rows for name, value in row.defaults.items()}
+
+    @property
+    def understood(self) -> set[str]:
+        """The fields of config.json that are read or refused."""
+        return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
+
+    def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
+        """Return the fields of ours from `given`, of a checkpoint with the tensors `names`; raise `CheckpointError` for
+        a value that is not supported, and for a missing field."""
+        for name, right in {**ONLY, **self.only}.items():
+            if given.get(name) is not None and given[name] not in right:
+                raise wrong(name, given[name], " or ".join(map(as_json, right)) or "none")
+        nulls = {name: None for row in self.rows for name in row.reads if not row.ours}
+        fields = {**nulls, **self.defaults, **given}
+        found = dict(self.always)
+        for row in sorted(self.rows, key=lambda row: not row.ours):
+            if row.ours and row.name not in fields:
+                raise CheckpointError(f"{row.name} is missing; expected it, for {row.ours[0]} is read from it.")
+            found |= row.read(fields, names)
+        return found | (self.classifier.read(fields) if self.classifier else {})
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the fields of config.json; the family expresses the configuration if `read` gives it back."""
+        found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
+        for row in sorted(self.rows, key=lambda row: not row.ours):
+            found |= row.write(config)
+        if config.head == "classes" and self.classifier is not None:
+            found |= self.classifier.write(config, self.model)
+        return found
+
+    def table(self, config: TransformerConfig) -> Table:
+        """The names of all tensors of a configuration, and ours."""
+        table = {**self.names, **self.packed(config)}
+        if config.head != "classes" or self.classifier is None:
+            return table
+        own = self.classifier.names
+        return {theirs: ours for theirs, ours in table.items() if ours not in own.values()} | dict(own)

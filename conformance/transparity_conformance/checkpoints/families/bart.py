@@ -1,0 +1,198 @@
+"""BART (Lewis et al. 2020); Marian's translators (Junczys-Dowmunt et al. 2018); OPT (Zhang et al. 2022), BART's decoder
+alone, with its norms in front."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.codecs import SIZES, Family
+from transparity_conformance.checkpoints.naming import Stored, Table, flat, linears, projections
+from transparity_conformance.checkpoints.reading import as_json
+from transparity_conformance.checkpoints.rows import (
+    activation,
+    by_tensors,
+    derived,
+    flag,
+    rename,
+    same,
+    sizes,
+    switch,
+    tokens,
+    unwritten,
+)
+from transparity_conformance.checkpoints.values import Fields, as_flag, wrong
+
+
+def stack_names(stack: str) -> dict[str, str | Stored]:
+    """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
+    layer = f"{stack}.layers.{{i}}"
+    attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
+    names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
+    names |= linears({"fc1": "up", "fc2": "down"}, layer, f"{layer}.feed_forward")
+    names |= linears({"final_layer_norm": "feed_forward_norm"}, layer, layer)
+    for theirs, ours in attentions.items():
+        names |= linears({f"{theirs}_layer_norm": f"{ours}_norm"}, layer, layer)
+        projected = projections("q_proj", "k_proj", "v_proj", "out_proj")
+        names |= linears(projected, f"{layer}.{theirs}", f"{layer}.{ours}")
+    return names
+
+
+NAMES: Table = {
+    "shared.weight": "encoder.token_embedding.weight",
+    "encoder.embed_tokens.weight": "encoder.token_embedding.weight",
+    "decoder.embed_tokens.weight": "decoder.token_embedding.weight",
+    "encoder.embed_positions.weight": "encoder.position_embedding.weight",
+    "decoder.embed_positions.weight": "decoder.position_embedding.weight",
+    "lm_head.weight": "head.weight",
+    "final_logits_bias": flat("head.bias"),
+    **stack_names("encoder"),
+    **stack_names("decoder"),
+}
+
+EXAMPLE: dict[str, Any] = {"vocab_size": 37, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3}
+EXAMPLE |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "max_position_embeddings": 29}
+EXAMPLE |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+
+STACKS = (
+    rename("d_model", "embed_dim"),
+    rename("encoder_layers", "num_encoder_layers"),
+    rename("decoder_layers", "num_decoder_layers"),
+    rename("tie_word_embeddings", "tied_head", True),
+    same("encoder_attention_heads", "decoder_attention_heads", "num_heads"),
+    same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
+    activation("activation_function", "gelu"),
+)
+"""Rows of all encoder-decoders built like BART."""
+
+UNNEEDED = (
+    *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
+    *("num_hidden_layers", "extra_pos_embeddings"),  # other names of fields above
+)
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "normalize_before": (False,),
+    "add_final_layer_norm": (False,),
+    "add_bias_logits": (False,),
+}
+"""Fields of older files; transformers builds these variants only."""
+
+
+def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    return {"head_bias": "final_logits_bias" in names}
+
+
+def _copies(config: TransformerConfig) -> Mapping[str, str]:
+    """Without `tie_word_embeddings`, transformers ties no embeddings either."""
+    is_untied = config.shared_embedding and not config.tied_head
+    return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
+
+
+BART = Family(
+    model="BartForConditionalGeneration",
+    example=EXAMPLE,
+    always={"architecture": "encoder-decoder", "norm": "layer", "norm_position": "post", "positions": "learned"}
+    | {"position_offset": 2, "embedding_norm": True, "shared_embedding": True},
+    rows=(
+        rename("vocab_size", ("source_vocab_size", "target_vocab_size")),
+        rename("max_position_embeddings", "max_length", 1024),
+        *STACKS,
+        switch("scale_embedding", "embedding_scale", "embed_dim", "none", False),
+        by_tensors(_bias, unwritten),
+        tokens(pad=1, bos=0, eos=2, decoder_start=2),
+    ),
+    copies=_copies,
+    only=ONLY | {"normalize_embedding": (True,), "static_position_embeddings": (False,)},
+    unneeded=UNNEEDED,
+    names=NAMES,
+    prefixes=("model.",),
+    no_parameters=("encoder.version", "decoder.version"),
+)
+
+
+def _vocabularies(fields: Fields) -> dict[str, Any]:
+    shares, own = fields["share_encoder_decoder_embeddings"], fields["decoder_vocab_size"]
+    size = fields["vocab_size"] if shares or own is None else own
+    return {"shared_embedding": shares, "target_vocab_size": size}
+
+
+def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "share_encoder_decoder_embeddings": config.shared_embedding,
+        "decoder_vocab_size": config.target_vocab_size,
+        "static_position_embeddings": True,
+    }
+
+
+def _absent(config: TransformerConfig) -> Collection[str]:
+    return () if config.shared_embedding else ("shared.weight",)
+
+
+MARIAN = Family(
+    model="MarianMTModel",
+    example=EXAMPLE
+    | {"activation_function": "swish", "scale_embedding": True}
+    | {"pad_token_id": 36, "eos_token_id": 0, "decoder_start_token_id": 36},
+    always={"architecture": "encoder-decoder", "norm": "layer", "norm_position": "post"}
+    | {"positions": "sinusoidal", "rope_layout": "halves"},
+    rows=BART.variant(
+        rows=(
+            rename("vocab_size", "source_vocab_size"),
+            derived(
+                *(_vocabularies, _write_vocabularies), share_encoder_decoder_embeddings=True, decoder_vocab_size=None
+            ),
+            tokens(pad=58_100, eos=0, decoder_start=58_100),
+        )
+    ).rows,
+    absent=_absent,
+    copies=_copies,
+    only=ONLY | {"normalize_embedding": (False,), "static_position_embeddings": (True,)},
+    unneeded=UNNEEDED,
+    names=NAMES,
+    prefixes=("model.",),
+    no_parameters=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
+)
+
+
+def _norms(fields: Fields) -> dict[str, Any]:
+    before = as_flag(fields, "do_layer_norm_before")
+    last = before and not as_flag(fields, "_remove_final_layer_norm")
+    return {"norm_position": "pre" if before else "post", "final_norm": last}
+
+
+def _write_norms(config: TransformerConfig) -> dict[str, Any]:
+    before = config.norm_position == "pre"
+    return {"do_layer_norm_before": before, "_remove_final_layer_norm": before and not config.final_norm}
+
+
+def _width(fields: Fields) -> dict[str, Any]:
+    """Tokens of another width go through a linear map (OPT-350m)."""
+    width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
+    if own not in (None, width):
+        raise wrong("word_embed_proj_dim", own, f"{as_json(width)}, as hidden_size is")
+    return {}
+
+
+# transformers hides and counts positions by an attention mask; here `pad_id` does, like a tokenizer's mask.
+OPT = Family(
+    model="OPTForCausalLM",
+    example=SIZES | {"ffn_dim": 96, "num_attention_heads": 3},
+    always={"architecture": "decoder", "target_mask": "causal-and-padding", "norm": "layer", "head_bias": False}
+    | {"positions": "learned", "position_offset": 2, "position_count": "visible"},
+    rows=(
+        *sizes("decoder", 2048, "ffn_dim"),
+        rename("tie_word_embeddings", "tied_head", True),
+        activation("activation_function", "relu"),
+        derived(_norms, _write_norms, do_layer_norm_before=True, _remove_final_layer_norm=False),
+        flag("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True),
+        derived(_width, lambda config: {"word_embed_proj_dim": config.embed_dim}, word_embed_proj_dim=None),
+        tokens(pad=1, bos=2, eos=2),
+    ),
+    only={"layer_norm_elementwise_affine": (True,)},
+    unneeded=("activation_dropout", "attention_dropout", "dropout", "layerdrop"),
+    names={**NAMES, **linears({"decoder.final_layer_norm": "decoder.final_norm"})},
+    prefixes=("model.",),
+)
+
+FAMILIES = {"bart": BART, "marian": MARIAN, "opt": OPT}

@@ -1,1 +1,0 @@
-"""Decoders whose projections are fused by groups of heads."""

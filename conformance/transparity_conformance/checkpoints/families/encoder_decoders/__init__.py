@@ -1,1 +1,0 @@
-"""Families of encoder-decoders: of text to text, and of audio to text."""

@@ -1,1 +1,0 @@
-"""Encoders built like BERT but for one part each."""

@@ -1,1 +1,0 @@
-"""Families of models, one file each: the fields of its config.json and one table of tensor names."""

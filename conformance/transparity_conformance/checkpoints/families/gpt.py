@@ -1,0 +1,175 @@
+"""GPT-2 (Radford et al. 2019); GPT-J (Wang and Komatsuzaki 2021), with parallel branches behind one norm; GPT-NeoX
+(Black et al. 2022) and Pythia, with two norms and projections fused head by head."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, Family
+from transparity_conformance.checkpoints.families.bert import EXAMPLE as BERT_EXAMPLE
+from transparity_conformance.checkpoints.naming import Stored, Table, by_head, linears, projections, transposed, weights
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.rotary import ROTARY, rotary, rotary_fields
+from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, sizes, switch, whole
+from transparity_conformance.checkpoints.values import Fields, as_whole
+
+LAYER = "decoder.layers.{i}"
+ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
+
+
+def _third(packed: np.ndarray, index: int) -> np.ndarray:
+    """A third of the last axis, in PyTorch's orientation: matrices are kept as (in, out)."""
+    return np.split(packed, 3, axis=-1)[index].T
+
+
+def _packed(leaf: str) -> Stored:
+    """Query, key and value side by side."""
+    parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
+    return Stored(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
+
+
+def _inner(fields: Fields) -> dict[str, Any]:
+    """Four times the width of the model, if the file has no other."""
+    inner = fields["n_inner"]
+    return {"feed_forward_dim": 4 * as_whole(fields, "n_embd") if inner is None else inner}
+
+
+def _write_inner(config: TransformerConfig) -> dict[str, Any]:
+    inner = config.feed_forward_dim
+    return {"n_inner": None if inner == 4 * config.embed_dim else inner}
+
+
+EXAMPLE = {"vocab_size": 37, "n_positions": 29, "n_embd": 24, "n_layer": 2, "n_head": 3}
+
+GPT2 = Family(
+    model="GPT2LMHeadModel",
+    example=EXAMPLE,
+    always={"architecture": "decoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
+    | {"positions": "learned", "head_bias": False},
+    rows=(
+        rename("vocab_size", "target_vocab_size"),
+        rename("n_positions", "max_length", 1024),
+        rename("n_embd", "embed_dim"),
+        rename("n_layer", "num_decoder_layers"),
+        rename("n_head", "num_heads"),
+        derived(_inner, _write_inner, n_inner=None),
+        activation("activation_function", "gelu_new"),
+        rename("layer_norm_epsilon", "norm_eps", 1e-5),
+        switch("scale_attn_weights", "attention_scale", "head_dim", "none", True),
+        rename("tie_word_embeddings", "tied_head", True),
+    ),
+    only={"scale_attn_by_inverse_layer_idx": (False,)},
+    unneeded=(
+        *("n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation"),
+        *("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    ),
+    names={
+        "wte.weight": "decoder.token_embedding.weight",
+        "wpe.weight": "decoder.position_embedding.weight",
+        "lm_head.weight": "head.weight",
+        "h.{i}.attn.c_attn.weight": _packed("weight"),
+        "h.{i}.attn.c_attn.bias": _packed("bias"),
+        "h.{i}.attn.c_proj.weight": transposed(f"{LAYER}.self_attention.output.weight"),
+        "h.{i}.attn.c_proj.bias": f"{LAYER}.self_attention.output.bias",
+        "h.{i}.mlp.c_fc.weight": transposed(f"{LAYER}.feed_forward.up.weight"),
+        "h.{i}.mlp.c_fc.bias": f"{LAYER}.feed_forward.up.bias",
+        "h.{i}.mlp.c_proj.weight": transposed(f"{LAYER}.feed_forward.down.weight"),
+        "h.{i}.mlp.c_proj.bias": f"{LAYER}.feed_forward.down.bias",
+        **linears({"ln_1": "self_attention_norm", "ln_2": "feed_forward_norm"}, "h.{i}", LAYER),
+        **linears({"ln_f": "decoder.final_norm"}),
+    },
+    prefixes=("transformer.",),
+    no_parameters=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask
+    classifier=OF_THE_LAST_TOKEN,
+)
+
+GPTJ = GPT2.variant(
+    model="GPTJForCausalLM",
+    example=EXAMPLE | {"rotary_dim": 4},
+    always={"branches": "parallel-one-norm", "qkv_bias": False, "output_bias": False, "positions": "rotary"}
+    | {"head_bias": True},
+    rows=(whole("rotary_dim", "rotary_dim", 64, written="rotated_dim"),),
+    without=("scale_attn_weights",),
+    defaults={"n_positions": 2048, "tie_word_embeddings": False},
+    only={},
+    unneeded=(
+        *("n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation", "rotary"),
+        *("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    ),
+    names={
+        "wte.weight": "decoder.token_embedding.weight",
+        **weights(projections("q_proj", "k_proj", "v_proj", "out_proj"), "h.{i}.attn", f"{LAYER}.self_attention"),
+        **linears({"ln_1": "self_attention_norm"}, "h.{i}", LAYER),
+        **linears({"fc_in": "up", "fc_out": "down"}, "h.{i}.mlp", f"{LAYER}.feed_forward"),
+        **linears({"ln_f": "decoder.final_norm", "lm_head": "head"}),
+    },
+    classifier=None,
+)
+
+
+def _packed_neox(config: TransformerConfig) -> Table:
+    return {
+        f"layers.{{i}}.attention.query_key_value.{leaf}": by_head(
+            [f"{role}.{leaf}" for role in ROLES], config.num_heads
+        )
+        for leaf in ("weight", "bias")
+    }
+
+
+def _rotary_neox(fields: Fields) -> dict[str, Any]:
+    """The fields of all families hold, and else the older ones."""
+    given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
+    given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
+    head_dim = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
+    return rotary({**fields, **given}, head_dim)
+
+
+def _write_rotary_neox(config: TransformerConfig) -> dict[str, Any]:
+    whole_heads = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
+    if not whole_heads or config.projection != "full":
+        raise CheckpointError(
+            f"The family gpt_neox cannot express {config.key_value_heads} heads of keys and values, of "
+            f"{config.head_dim} features with the projection {config.projection!r}; expected heads that cut embed_dim."
+        )
+    found = rotary_fields(config)
+    part = found.get("partial_rotary_factor", 1.0)
+    rope = found["rope_parameters"] | {"partial_rotary_factor": part}
+    return {"rope_parameters": rope, "rotary_emb_base": config.rope_theta, "rotary_pct": part}
+
+
+GPT_NEOX = Family(
+    model="GPTNeoXForCausalLM",
+    example=BERT_EXAMPLE | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
+    always={"architecture": "decoder", "norm_position": "pre", "final_norm": True, "head_bias": False},
+    rows=(
+        *sizes("decoder", 2048),
+        rename("layer_norm_eps", "norm_eps", 1e-5),
+        rename("tie_word_embeddings", "tied_head", False),
+        derived(*(_rotary_neox, _write_rotary_neox, "rope_theta", *ROTARY), rotary_emb_base=10_000.0, rotary_pct=0.25),
+        activation("hidden_act", "gelu"),
+        switch("use_parallel_residual", "branches", "parallel", "sequential", True),
+        flag("attention_bias", ("qkv_bias", "output_bias"), True),
+    ),
+    unneeded=("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
+    names={
+        "embed_in.weight": "decoder.token_embedding.weight",
+        "embed_out.weight": "head.weight",
+        **linears({"input_layernorm": "self_attention_norm"}, "layers.{i}", LAYER),
+        **linears({"post_attention_layernorm": "feed_forward_norm"}, "layers.{i}", LAYER),
+        **linears({"attention.dense": "self_attention.output"}, "layers.{i}", LAYER),
+        **linears({"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "layers.{i}.mlp", f"{LAYER}.feed_forward"),
+        **linears({"final_layer_norm": "decoder.final_norm"}),
+    },
+    packed=_packed_neox,
+    prefixes=("gpt_neox.",),
+    no_parameters=(
+        *("layers.{i}.attention.bias", "layers.{i}.attention.masked_bias"),  # the causal mask
+        "layers.{i}.attention.rotary_emb.inv_freq",
+    ),
+)
+
+FAMILIES = {"gpt2": GPT2, "gptj": GPTJ, "gpt_neox": GPT_NEOX}

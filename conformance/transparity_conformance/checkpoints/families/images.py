@@ -1,0 +1,201 @@
+"""ViT (Dosovitskiy et al. 2021), an encoder of the patches of an image; CLIP (Radford et al. 2021): its tower of texts,
+a decoder of which the end token is pooled, and its tower of images. Each gives one vector a row, projected or not.
+Resizing, mean and deviation of images, and norm and temperature of a pair are outside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.codecs import Classifier, Family
+from transparity_conformance.checkpoints.families.bert import EXAMPLE
+from transparity_conformance.checkpoints.naming import Stored, Table, linears, projections
+from transparity_conformance.checkpoints.rows import (
+    activation,
+    by_tensors,
+    derived,
+    flag,
+    rename,
+    sizes,
+    tokens,
+    unwritten,
+)
+from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
+
+BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
+
+
+def _with_axes(name: str, *axes: int) -> Stored:
+    """A parameter of two axes that is stored with these in place of the last."""
+    return Stored(((name, _of_two_axes),), partial(_of_more_axes, axes))
+
+
+def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
+    """A kernel (features, channels, height, width) as a matrix, or a table without its axes of 1 in front."""
+    is_kernel = tensor.ndim == 4
+    return tensor.reshape(len(tensor), -1) if is_kernel else tensor.reshape(-1, tensor.shape[-1])
+
+
+def _of_more_axes(axes: tuple[int, ...], parts: Any) -> np.ndarray:
+    shape = (len(parts[0]), *axes) if len(axes) == 3 else (1, *parts[0].shape)
+    return np.asarray(parts[0].reshape(shape))
+
+
+def _kernel(config: TransformerConfig) -> Stored:
+    patch = config.patch_size or 1
+    return _with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
+
+
+def _packed(config: TransformerConfig) -> Table:
+    return {
+        "embeddings.cls_token": _with_axes("encoder.class_embedding.weight"),
+        "embeddings.position_embeddings": _with_axes("encoder.position_embedding.weight"),
+        "embeddings.patch_embeddings.projection.weight": _kernel(config),
+        "embeddings.patch_embeddings.projection.bias": "encoder.patch_projection.bias",
+    }
+
+
+def _positions(fields: Fields) -> dict[str, Any]:
+    """One position for each patch, and one for the class."""
+    side, patch = as_whole(fields, "image_size"), as_whole(fields, "patch_size")
+    if side % patch:
+        raise wrong("image_size", side, f"a multiple of patch_size, {patch}")
+    return {"max_length": (side // patch) ** 2 + 1}
+
+
+def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    width = as_whole(fields, "hidden_size")
+    if fields["pooler_output_size"] not in (None, width):
+        raise wrong("pooler_output_size", fields["pooler_output_size"], f"{width}, as hidden_size is, or none")
+    return {"head": "pooled" if "pooler.dense.weight" in names else "hidden"}
+
+
+LAYERS = sizes("encoder")[2:]
+"""The sizes of a model without a vocabulary."""
+
+IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+IMAGES |= {"image_size": 6, "patch_size": 2}
+
+ALWAYS: dict[str, Any] = {"norm": "layer", "norm_position": "pre", "final_norm": True, "positions": "learned"}
+
+VIT = Family(
+    model="ViTModel",
+    example=IMAGES,
+    always=ALWAYS | {"architecture": "encoder", "class_token": True},
+    rows=(
+        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
+        rename("patch_size", "patch_size", 16),
+        rename("num_channels", "image_channels", 3),
+        *LAYERS,
+        rename("layer_norm_eps", "norm_eps", 1e-12),
+        activation("hidden_act", "gelu"),
+        flag("qkv_bias", "qkv_bias", True),
+        by_tensors(_pooler, lambda config: {"pooler_output_size": config.embed_dim}, pooler_output_size=None),
+    ),
+    only={"pooler_act": ("tanh",)},
+    unneeded=("attention_probs_dropout_prob", "hidden_dropout_prob", "encoder_stride"),
+    names={
+        **linears(
+            projections("attention.query", "attention.key", "attention.value", "output.dense"),
+            *(f"{BLOCK}.attention", f"{LAYER}.self_attention"),
+        ),
+        **linears({"layernorm_before": "self_attention_norm", "layernorm_after": "feed_forward_norm"}, BLOCK, LAYER),
+        **linears({"intermediate.dense": "feed_forward.up", "output.dense": "feed_forward.down"}, BLOCK, LAYER),
+        **linears({"layernorm": "encoder.final_norm", "pooler.dense": "pooler"}),
+    },
+    packed=_packed,
+    prefixes=("vit.",),
+    classifier=Classifier(
+        names=linears({"classifier": "head"}),
+        fields={"pooling": "first", "pooler": "none"},
+        task="ForImageClassification",
+    ),
+)
+
+LEGACY_EOS = 2
+"""The `eos_token_id` of files of CLIP until 2023, which is not that of their tokenizer: the largest token is pooled."""
+
+
+def _names(stack: str, **norms: str) -> Table:
+    """The names of a tower of CLIP."""
+    layer, own = "encoder.layers.{i}", f"{stack}.layers.{{i}}"
+    layers = {
+        **linears(projections("q_proj", "k_proj", "v_proj", "out_proj"), f"{layer}.self_attn", f"{own}.self_attention"),
+        **linears({"layer_norm1": "self_attention_norm", "layer_norm2": "feed_forward_norm"}, layer, own),
+        **linears({"fc1": "up", "fc2": "down"}, f"{layer}.mlp", f"{own}.feed_forward"),
+    }
+    position = {"embeddings.position_embedding.weight": f"{stack}.position_embedding.weight"}
+    return layers | linears(norms, ours=stack) | position
+
+
+def _packed_clip(config: TransformerConfig) -> Table:
+    token = Stored((("encoder.class_embedding.weight", np.atleast_2d),), lambda parts: parts[0][0])
+    return {"embeddings.class_embedding": token, "embeddings.patch_embedding.weight": _kernel(config)}
+
+
+def _pooling(fields: Fields) -> dict[str, Any]:
+    end = fields["eos_token_id"]
+    if end is None or isinstance(end, list):
+        raise wrong("eos_token_id", end, "one token, which is pooled")
+    return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
+
+
+OF_CLIP = (
+    rename("layer_norm_eps", "norm_eps", 1e-5),
+    activation("hidden_act", "quick_gelu"),
+    derived(lambda fields: {}, unwritten, projection_dim=512),
+)
+
+VISION = Family(
+    model="CLIPVisionModel",
+    example=IMAGES | {"projection_dim": 7},
+    always=ALWAYS
+    | {"architecture": "encoder", "pooler": "none", "head": "pooled", "head_bias": False}
+    | {"class_token": True, "patch_bias": False, "embedding_norm": True},
+    rows=(
+        *LAYERS,
+        *OF_CLIP,
+        rename("patch_size", "patch_size", 32),
+        rename("num_channels", "image_channels", 3),
+        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
+    ),
+    unneeded=("attention_dropout", "dropout"),
+    names=_names("encoder", pre_layrnorm="embedding_norm", post_layernorm="final_norm"),
+    packed=_packed_clip,
+    prefixes=("vision_model.",),
+    no_parameters=("embeddings.position_ids",),
+    classifier=Classifier(
+        names={"visual_projection.weight": "head.weight"}, fields={}, task="ModelWithProjection", size="projection_dim"
+    ),
+).variant(defaults={"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12})
+
+TEXT = Family(
+    model="CLIPTextModel",
+    example=EXAMPLE | {"eos_token_id": 36, "projection_dim": 7},
+    always=ALWAYS | {"architecture": "decoder", "pooler": "none", "head": "pooled", "head_bias": False},
+    rows=(
+        *sizes("decoder", 77),
+        *OF_CLIP,
+        derived(_pooling, unwritten, "eos_token_id"),
+        tokens(pad=1, bos=49_406, eos=49_407),
+    ),
+    unneeded=("attention_dropout", "dropout"),
+    names={
+        "embeddings.token_embedding.weight": "decoder.token_embedding.weight",
+        **_names("decoder", final_layer_norm="final_norm"),
+    },
+    prefixes=("text_model.",),
+    no_parameters=("embeddings.position_ids",),
+    classifier=Classifier(
+        names={"text_projection.weight": "head.weight"}, fields={}, task="ModelWithProjection", size="projection_dim"
+    ),
+).variant(
+    defaults={"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+    | {"num_hidden_layers": 12, "vocab_size": 49_408}
+)
+
+FAMILIES = {"vit": VIT, "clip_text_model": TEXT, "clip_vision_model": VISION}

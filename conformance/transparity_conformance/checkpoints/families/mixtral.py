@@ -1,0 +1,190 @@
+"""Mixtral (Jiang et al. 2024) and models with experts built like it: Qwen 2 MoE and Qwen 3 MoE, OLMoE (Muennighoff et
+al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity.errors import is_whole
+from transparity_conformance.checkpoints.families.llama import (
+    EXAMPLE,
+    LAYER,
+    MISTRAL,
+    NAMES,
+    OVER_PROJECTION,
+    PLAIN,
+    WIDE,
+)
+from transparity_conformance.checkpoints.kinds import by_both, by_kind, kinds_given, layer_kinds, own_layers
+from transparity_conformance.checkpoints.naming import GATED, Table, linears, weights, without
+from transparity_conformance.checkpoints.rows import derived, flag, rename, tokens, unwritten, whole
+from transparity_conformance.checkpoints.values import Fields, as_flag, as_head_width, as_layers, as_whole, wrong
+
+FEED = f"{LAYER}.feed_forward"
+EXPERT = f"{FEED}.experts.{{e}}"
+
+UNNEEDED = ("attention_dropout", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+
+MIXTRAL = MISTRAL.variant(
+    model="MixtralForCausalLM",
+    example=EXAMPLE | {"sliding_window": 5, "num_local_experts": 5},
+    always={"router_normalized": True},
+    rows=(
+        rename("num_local_experts", "num_experts", 8),
+        rename("num_experts_per_tok", "experts_per_token", 2),
+        tokens(pad=None, bos=1, eos=2),
+    ),
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "sliding_window": None},
+    unneeded=UNNEEDED,
+    names={
+        **without(NAMES, ".mlp."),
+        **weights({"gate": "router"}, "layers.{i}.block_sparse_moe", FEED),
+        **weights({"w1": "gate", "w3": "up", "w2": "down"}, "layers.{i}.block_sparse_moe.experts.{e}", EXPERT),
+    },
+)
+
+
+NAMES_WITH_EXPERTS: Table = {
+    **NAMES,
+    "layers.{i}.mlp.gate.weight": f"{FEED}.router.weight",
+    **linears(GATED, "layers.{i}.mlp.experts.{e}", EXPERT),
+}
+
+EXPERTS, DENSE = "experts", "dense"
+"""Kinds of layers."""
+
+ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_prob", "router_normalized", False))
+
+
+def _count(fields: Fields) -> int:
+    """The number of experts, by either of its two names."""
+    name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
+    return as_whole(fields, name, 0, "a whole number")
+
+
+def _written_count(config: TransformerConfig) -> dict[str, Any]:
+    return {"num_experts": max(each.num_experts for each in (config, *config.layer_kinds.values()))}
+
+
+OLMOE = PLAIN.variant(
+    model="OlmoeForCausalLM",
+    example=EXAMPLE | {"num_experts": 5, "num_experts_per_tok": 3},
+    always=OVER_PROJECTION,
+    rows=(
+        *ROUTER,
+        derived(lambda fields: {"num_experts": _count(fields)}, _written_count, num_experts=64, num_local_experts=None),
+        derived(as_head_width, unwritten, head_dim=None),
+        tokens(pad=1, bos=None, eos=50_279),
+    ),
+    defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "intermediate_size": 2048},
+    only={"clip_qkv": ()},
+    unneeded=UNNEEDED,
+    names=NAMES_WITH_EXPERTS,
+)
+
+
+def sparse(fields: Fields) -> dict[str, Any]:
+    """Return the layers with experts, every `decoder_sparse_step`-th but those of `mlp_only_layers`, and the others."""
+    dense, every, count = fields["mlp_only_layers"] or [], as_whole(fields, "decoder_sparse_step"), as_layers(fields)
+    if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
+        raise wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
+    experts = _count(fields)
+    sparse = [experts > 0 and i not in dense and (i + 1) % every == 0 for i in range(count)]
+    facts = {
+        EXPERTS: {"num_experts": experts, "feed_forward_dim": as_whole(fields, "moe_intermediate_size")},
+        DENSE: {"num_experts": 0, "feed_forward_dim": as_whole(fields, "intermediate_size")},
+    }
+    return by_kind([EXPERTS if each else DENSE for each in sparse], facts)
+
+
+def write_sparse(config: TransformerConfig) -> dict[str, Any]:
+    """Return the inverse of `sparse`: the layers without experts one by one."""
+    own = own_layers(config) or [config]
+    widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
+    return _written_count(config) | {
+        "moe_intermediate_size": widths.get(True, config.feed_forward_dim),
+        "intermediate_size": widths.get(False, config.feed_forward_dim),
+        "mlp_only_layers": [i for i, each in enumerate(own) if not each.num_experts],
+        "decoder_sparse_step": 1,
+    }
+
+
+SPARSE: dict[str, Any] = {"num_experts": 128, "num_local_experts": None, "moe_intermediate_size": 768}
+SPARSE |= {"intermediate_size": 6144, "mlp_only_layers": None, "decoder_sparse_step": 1}
+
+
+def _window(fields: Fields) -> dict[str, Any]:
+    """The window of all layers."""
+    return {"sliding_window": fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None}
+
+
+def _write_window(config: TransformerConfig) -> dict[str, Any]:
+    return {"use_sliding_window": config.sliding_window is not None, "sliding_window": config.sliding_window}
+
+
+QWEN3_MOE = PLAIN.variant(
+    model="Qwen3MoeForCausalLM",
+    example=WIDE
+    | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    | {"moe_intermediate_size": 20, "mlp_only_layers": [0]},
+    always={"query_key_norm": True},
+    rows=(
+        *ROUTER,
+        derived(sparse, write_sparse, **SPARSE),
+        derived(_window, _write_window, use_sliding_window=False, sliding_window=4096),
+    ),
+    without=("intermediate_size",),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4},
+    unneeded=(*UNNEEDED, "max_window_layers"),
+    names=NAMES_WITH_EXPERTS,
+)
+
+
+def _sparse_windows(fields: Fields) -> dict[str, Any]:
+    """Layers with and without experts, and with and without a window: every other one from the first on, of those in
+    front of `max_window_layers`, unless `layer_types` differs."""
+    found, count = sparse(fields), as_layers(fields)
+    if not as_flag(fields, "use_sliding_window"):
+        return found
+    first, window = as_whole(fields, "max_window_layers", 0, "a whole number"), as_whole(fields, "sliding_window")
+    kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
+    kinds = kinds if fields["layer_types"] is None else kinds_given(fields["layer_types"], count)
+    return by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
+
+
+def _write_sparse_windows(config: TransformerConfig) -> dict[str, Any]:
+    return write_sparse(config) | _write_window(config) | {"layer_types": layer_kinds(config)}
+
+
+SHARED_EXPERT: Table = {
+    **linears(GATED, "layers.{i}.mlp.shared_expert", f"{FEED}.shared_expert"),
+    "layers.{i}.mlp.shared_expert_gate.weight": f"{FEED}.shared_expert_gate.weight",
+}
+
+QWEN2_MOE = PLAIN.variant(
+    model="Qwen2MoeForCausalLM",
+    example=EXAMPLE
+    | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    | {"shared_expert_intermediate_size": 28, "mlp_only_layers": [0]},
+    always={"shared_expert_gate": True, "output_bias": False},
+    rows=(
+        *ROUTER,
+        derived(
+            *(_sparse_windows, _write_sparse_windows),
+            **{**SPARSE, "num_experts": 60, "moe_intermediate_size": 1408, "intermediate_size": 5632},
+            use_sliding_window=False,
+            sliding_window=4096,
+            max_window_layers=28,
+            layer_types=None,
+        ),
+        flag("qkv_bias", "qkv_bias", True),
+        whole("shared_expert_intermediate_size", "shared_expert_dim", 5632),
+    ),
+    without=("intermediate_size", "attention_bias"),
+    defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 16, "num_experts_per_tok": 4},
+    unneeded=UNNEEDED,
+    names={**NAMES_WITH_EXPERTS, **SHARED_EXPERT},
+)
+
+FAMILIES = {"mixtral": MIXTRAL, "olmoe": OLMOE, "qwen2_moe": QWEN2_MOE, "qwen3_moe": QWEN3_MOE}

@@ -1,0 +1,134 @@
+"""ModernBERT (Warner et al. 2024): rotary positions with two bases, windows in most layers, gated, almost no biases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from transparity.config import FULL, SLIDING, TransformerConfig
+from transparity_conformance.checkpoints.codecs import Classifier, Family
+from transparity_conformance.checkpoints.families.bert import EXAMPLE
+from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, layer_kinds, own_layers
+from transparity_conformance.checkpoints.naming import Table, linears, stacked
+from transparity_conformance.checkpoints.rotary import rotary_by_kind, written_scaling
+from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, enum, flag, rename, sizes, tokens
+from transparity_conformance.checkpoints.values import (
+    Fields,
+    activation_name,
+    as_activation,
+    as_flag,
+    as_number,
+    as_whole,
+)
+
+LAYER = "encoder.layers.{i}"
+
+FIRST = "first"
+"""The kind of the first layer, which has no norm in front of its attention."""
+
+
+def _packed(config: TransformerConfig) -> Table:
+    roles = {"query": config.attention_dim, "key": config.attention_dim, "value": config.attention_dim}
+    halves = {"gate": config.feed_forward_dim, "up": config.feed_forward_dim}
+    return {
+        f"layers.{{i}}.{theirs}.{leaf}": stacked({f"{LAYER}.{ours}.{name}.{leaf}": rows[name] for name in rows})
+        for theirs, ours, rows in (("attn.Wqkv", "self_attention", roles), ("mlp.Wi", "feed_forward", halves))
+        for leaf in ("weight", "bias")
+    }
+
+
+def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    """The head is that of masked words, if there is one, with the activation of the layers."""
+    asked = {"head.dense.weight", "decoder.bias" if as_flag(fields, "decoder_bias") else "head.norm.weight"}
+    is_like_layers = as_activation(fields, "hidden_activation") == as_activation(fields, "classifier_activation")
+    if not asked <= {*names} or not is_like_layers or "classifier.weight" in names:
+        return {"head": "hidden"}
+    return {"head": "logits", "head_transform": True, "tied_head": as_flag(fields, "tie_word_embeddings")}
+
+
+def _write_head(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "classifier_activation": activation_name(config),
+        "tie_word_embeddings": config.tied_head or config.head in ("hidden", "pooled"),
+        "architectures": ["ModernBertForMaskedLM" if config.head == "logits" else "ModernBertModel"],
+    }
+
+
+def _layers(fields: Fields) -> dict[str, Any]:
+    """Windows and rotary positions by the kind of a layer, and the first layer without its norm."""
+    window = as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
+    thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
+    own = {kind: {"rope_theta": as_number(fields, theta)} for kind, theta in thetas.items()}
+    facts = {kind: found | {"attention_norm": True} for kind, found in rotary_by_kind(fields, own).items()}
+    facts[SLIDING] |= {"sliding_window": window}
+    facts[FULL] |= {"sliding_window": None}
+    kinds = kinds_every(fields, "global_attn_every_n_layers", first=True)
+    if kinds:
+        facts |= {FIRST: {**facts[kinds[0]], "attention_norm": False}}
+    found = {"rope_layout": "halves", "positions": "rotary"} | facts[FULL]
+    return found | by_kind([FIRST, *kinds[1:]] if kinds else [], facts)
+
+
+def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+    kinds = layer_kinds(config)
+    own = dict(zip(reversed(kinds), reversed(own_layers(config)), strict=True))  # the first of each kind
+    rotated = {kind: own.get(kind, config) for kind in (SLIDING, FULL)}
+    window = rotated[SLIDING].sliding_window
+    return {
+        "layer_types": kinds,
+        "local_attention": 2 * (window - 1) if window else 128,
+        "rope_parameters": {
+            kind: {"rope_theta": each.rope_theta} | written_scaling(each) for kind, each in rotated.items()
+        },
+    }
+
+
+MODERNBERT = Family(
+    model="ModernBertModel",
+    example=EXAMPLE
+    | {"num_hidden_layers": 3, "global_attn_every_n_layers": 2, "local_attention": 8}
+    | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    always={"architecture": "encoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
+    | {"gated": True, "embedding_norm": True},
+    rows=(
+        *sizes("encoder", 8192),
+        rename("norm_eps", "norm_eps", 1e-5),
+        activation("hidden_activation", "gelu"),
+        by_tensors(_head, _write_head, classifier_activation="gelu", tie_word_embeddings=True),
+        flag("attention_bias", ("qkv_bias", "output_bias"), False),
+        flag("mlp_bias", "feed_forward_bias", False),
+        flag("norm_bias", "norm_bias", False),
+        flag("classifier_bias", "head_transform_bias", False),
+        enum("classifier_pooling", "pooling", {"cls": "first", "mean": "mean"}, "cls"),
+        flag("decoder_bias", "head_bias", True),
+        derived(
+            *(_layers, _write_layers, "rope_parameters"),
+            local_attention=128,
+            layer_types=None,
+            global_attn_every_n_layers=3,
+            global_rope_theta=160_000.0,
+            local_rope_theta=10_000.0,
+        ),
+        tokens(pad=50_283, bos=50_281, eos=50_282),
+    ),
+    only={"rope_scaling": (), "partial_rotary_factor": (1,)},
+    unneeded=(
+        *("attention_dropout", "embedding_dropout", "mlp_dropout", "cls_token_id"),
+        *("initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index"),
+        *("reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"),
+    ),
+    names={
+        "embeddings.tok_embeddings.weight": "encoder.token_embedding.weight",
+        **linears({"attn_norm": "self_attention_norm", "mlp_norm": "feed_forward_norm"}, "layers.{i}", LAYER),
+        **linears({"attn.Wo": "self_attention.output", "mlp.Wo": "feed_forward.down"}, "layers.{i}", LAYER),
+        **linears({"embeddings.norm": "encoder.embedding_norm", "final_norm": "encoder.final_norm"}),
+        **linears({"head.dense": "head_transform", "head.norm": "head_norm", "decoder": "head"}),
+    },
+    packed=_packed,
+    prefixes=("model.",),
+    classifier=Classifier(
+        names=linears({"classifier": "head"}), fields={"pooler": "none", "head_transform": True, "head_bias": True}
+    ),
+)
+
+FAMILIES = {"modernbert": MODERNBERT}

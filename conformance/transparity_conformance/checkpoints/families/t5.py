@@ -1,0 +1,125 @@
+"""T5 (Raffel et al. 2020), the first version and the gated one, and its encoder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_conformance.checkpoints.codecs import Family
+from transparity_conformance.checkpoints.naming import Stored, Table, projections, weights
+from transparity_conformance.checkpoints.rows import by_tensors, derived, head_width, rename, tokens
+from transparity_conformance.checkpoints.values import Fields, activation_name, as_activation, as_flag, wrong
+
+GATED = "gated-"
+
+
+def _stack(stack: str, *, last: int) -> Table:
+    """The names of a stack, whose feed-forward is sublayer `last` of each block."""
+    block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
+    sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
+    names: dict[str, str | Stored] = {
+        f"{stack}.embed_tokens.weight": f"{stack}.token_embedding.weight",
+        f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{stack}.relative_bias.weight",
+        f"{stack}.final_layer_norm.weight": f"{stack}.final_norm.weight",
+        f"{block}.{last}.DenseReluDense.wi.weight": f"{layer}.feed_forward.up.weight",
+        f"{block}.{last}.DenseReluDense.wi_0.weight": f"{layer}.feed_forward.gate.weight",
+        f"{block}.{last}.DenseReluDense.wi_1.weight": f"{layer}.feed_forward.up.weight",
+        f"{block}.{last}.DenseReluDense.wo.weight": f"{layer}.feed_forward.down.weight",
+        f"{block}.{last}.layer_norm.weight": f"{layer}.feed_forward_norm.weight",
+    }
+    for index, (theirs, ours) in enumerate(sublayers):
+        names[f"{block}.{index}.layer_norm.weight"] = f"{layer}.{ours}_norm.weight"
+        names |= weights(projections("q", "k", "v", "o"), f"{block}.{index}.{theirs}", f"{layer}.{ours}")
+    return names
+
+
+def _feed_forward(fields: Fields) -> dict[str, Any]:
+    """`relu`, or `gated-gelu`, which is the approximation by a tanh."""
+    given = fields["feed_forward_proj"]
+    if not isinstance(given, str):
+        raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
+    if given == "gated-gelu":
+        return {"gated": True, "activation": "gelu-tanh"}
+    ungated = {"feed_forward_proj": given.removeprefix(GATED)}
+    return {"gated": given.startswith(GATED), "activation": as_activation(ungated, "feed_forward_proj")}
+
+
+def _write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
+    name = "gelu" if config.gated and config.activation == "gelu-tanh" else activation_name(config)
+    return {"feed_forward_proj": GATED * config.gated + name}
+
+
+def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    if not any(name.startswith("decoder.block.") for name in names):
+        return {"architecture": "encoder", "head": "hidden"}
+    layers = fields["num_layers"] if fields["num_decoder_layers"] is None else fields["num_decoder_layers"]
+    found = {"architecture": "encoder-decoder", "target_vocab_size": fields["vocab_size"], "shared_embedding": True}
+    return found | {"num_decoder_layers": layers} | _head(fields, names)
+
+
+def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
+    """A tied head is scaled. With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true: then,
+    and if a head is missing, the tensors tell whether it is tied."""
+    field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
+    is_tied = field == "tie_word_embeddings" and as_flag(fields, field)
+    return {
+        "tied_head": is_tied or "lm_head.weight" not in names,
+        "head_scale": "embed_dim" if as_flag(fields, field) else "none",
+    }
+
+
+def _write_decoder(config: TransformerConfig) -> dict[str, Any]:
+    if not config.has_decoder:
+        return {"architectures": ["T5EncoderModel"]}
+    is_scaled = config.head_scale == "embed_dim"
+    tying = {"tie_word_embeddings": config.tied_head}
+    if config.tied_head != is_scaled:  # which transformers 4 cannot express
+        tying = {"tie_word_embeddings": True, "scale_decoder_outputs": is_scaled}
+    return tying | {"num_decoder_layers": config.num_decoder_layers}
+
+
+def _absent(config: TransformerConfig) -> Collection[str]:
+    return [
+        f"{stack}.block.{{i}}.layer.{last}.DenseReluDense.{'wi' if config.gated else 'wi_1'}.weight"
+        for stack, last in (("encoder", 1), ("decoder", 2))
+    ]
+
+
+T5 = Family(
+    model="T5ForConditionalGeneration",
+    example={"vocab_size": 37, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+    | {"num_heads": 3, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 17}
+    | {"n_positions": 29, "decoder_start_token_id": 0},
+    always={"norm": "rms", "norm_position": "pre", "final_norm": True, "positions": "relative"}
+    | {"attention_scale": "none", "qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
+    | {"head_bias": False},
+    rows=(
+        rename("vocab_size", "source_vocab_size"),
+        rename("n_positions", "max_length", 512),  # of the training; T5 has no limit
+        rename("d_model", "embed_dim"),
+        rename("num_heads", "num_heads"),
+        rename("num_layers", "num_encoder_layers"),
+        rename("d_ff", "feed_forward_dim"),
+        rename("layer_norm_epsilon", "norm_eps", 1e-6),
+        rename("relative_attention_num_buckets", "relative_buckets", 32),
+        rename("relative_attention_max_distance", "relative_max_distance", 128),
+        head_width("d_kv", 64, heads="num_heads", embed_dim="d_model"),
+        derived(_feed_forward, _write_feed_forward, feed_forward_proj="relu"),
+        by_tensors(
+            *(_decoder, _write_decoder), num_decoder_layers=None, tie_word_embeddings=True, scale_decoder_outputs=None
+        ),
+        tokens(pad=0, eos=1),
+    ),
+    absent=_absent,
+    unneeded=("dense_act_fn", "is_gated_act", "dropout_rate"),
+    names={
+        "shared.weight": "encoder.token_embedding.weight",
+        "lm_head.weight": "head.weight",
+        **_stack("encoder", last=1),
+        **_stack("decoder", last=2),
+    },
+    no_parameters=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # nothing reads it
+)
+
+FAMILIES = {"t5": T5}

@@ -1,0 +1,221 @@
+"""Rotary positions in a config.json: bases, parts of a head, and scalings, read and written in each of their forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.errors import is_number
+from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.rows import Row, derived
+from transparity_conformance.checkpoints.values import Fields, as_flag, as_number, as_whole, wrong
+
+ORIGINAL = "original_max_position_embeddings"
+
+ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
+"""The fields of rotary positions, beside `rope_theta`."""
+
+ROTARY_KEYS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL),
+    "longrope": ("short_factor", "long_factor", ORIGINAL),
+}
+"""The keys of each kind of scaling."""
+
+OPTIONAL_KEYS: dict[str, tuple[str, ...]] = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("attention_factor", "factor"),
+}
+"""The keys that a kind of scaling may have."""
+
+KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
+"""The keys that every kind may have."""
+
+SCALING: dict[str, Any] = {
+    "rotary_scaling": "none",
+    "rotary_factor": 1.0,
+    "rotary_low_frequency": 1.0,
+    "rotary_high_frequency": 4.0,
+    "rotary_original_length": 8192,
+    "rotary_truncate": True,
+    "rotary_attention_factor": 1.0,
+    "rotary_short_factors": (),
+    "rotary_long_factors": (),
+}
+"""Rotary positions that are not scaled."""
+
+
+def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
+    """Return rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+
+    Args:
+        fields: of config.json.
+        head_dim: the features of a head, in a family of which heads may be rotated in part; None: wholly.
+    """
+    name, kind, given = _rotary_given(fields)
+    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": as_number(given, "rope_theta")}
+    found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
+    known = (*KEYS_OF_ALL, *ROTARY_KEYS[kind], *OPTIONAL_KEYS.get(kind, ()))
+    if unknown := [key for key in given if key not in known]:
+        raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"none where its rope_type is {kind}")
+    if ORIGINAL in ROTARY_KEYS[kind]:
+        outside = fields.get(ORIGINAL)
+        given = {ORIGINAL: fields["max_position_embeddings"]} | given | ({} if outside is None else {ORIGINAL: outside})
+    for key in ROTARY_KEYS[kind]:
+        if key not in given:
+            raise CheckpointError(f"{name} has no {key}; expected it, for its rope_type is {kind!r}.")
+    given |= {"max_position_embeddings": fields["max_position_embeddings"]}
+    return found | (SCALINGS[kind](given) if kind in SCALINGS else {})
+
+
+def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
+    """Return the base and the scaling of each kind of layer, whose `rope_parameters` are an object for each kind.
+
+    Args:
+        fields: of config.json.
+        own: the fields that each kind has in place of them.
+    """
+    given = fields["rope_parameters"] or {}
+    if not isinstance(given, dict) or not set(given) <= set(own):
+        raise wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
+    found = {kind: SCALING | rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
+    return {kind: {name: each[name] for name in ("rope_theta", *SCALING)} for kind, each in found.items()}
+
+
+def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
+    """The name of the field with the scaling, its kind, and its content with `rope_theta`."""
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    given = fields.get(name) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise wrong(name, given, "one object of numbers for all layers")
+    given = {"rope_theta": fields["rope_theta"]} | given
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROTARY_KEYS:
+        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
+    return name, kind, given
+
+
+def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
+    """`rotary_dim`, if a `share` of the features of a head is rotated."""
+    if share is None or (is_number(share) and share == 1):
+        return {}
+    if head_dim is None:
+        raise wrong("partial_rotary_factor", share, "1, or none")
+    if not is_number(share) or not 0 < share < 1:
+        raise wrong("partial_rotary_factor", share, "a number greater than 0, at most 1")
+    return {"rotary_dim": int(head_dim * share)}
+
+
+def _linear(given: Fields) -> dict[str, Any]:
+    return {"rotary_scaling": "linear", "rotary_factor": as_number(given, "factor")}
+
+
+def _llama3(given: Fields) -> dict[str, Any]:
+    return _linear(given) | {
+        "rotary_scaling": "llama3",
+        "rotary_low_frequency": as_number(given, "low_freq_factor"),
+        "rotary_high_frequency": as_number(given, "high_freq_factor"),
+        "rotary_original_length": given[ORIGINAL],
+    }
+
+
+def _yarn(given: Fields) -> dict[str, Any]:
+    """Without an attention factor, it is 0.1 · mscale · ln(factor) + 1, of `mscale` by that of `mscale_all_dim`."""
+    usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
+    factor = as_number(given, "factor")
+    scales = [as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
+    steps = [0.1 * scale * math.log(max(factor, 1)) + 1 for scale in (scales if len(scales) == 2 else (1.0,))]
+    by_formula = steps[0] / (steps[1] if len(steps) == 2 else 1)
+    return {
+        "rotary_scaling": "yarn",
+        "rotary_factor": factor,
+        "rotary_low_frequency": as_number(given, "beta_slow"),
+        "rotary_high_frequency": as_number(given, "beta_fast"),
+        "rotary_original_length": given[ORIGINAL],
+        "rotary_truncate": as_flag(given, "truncate"),
+        "rotary_attention_factor": _attention_factor(given, by_formula),
+    }
+
+
+def _longrope(given: Fields) -> dict[str, Any]:
+    """Without an attention factor, it is √(1 + ln(factor) / ln(original length)), of the factor by which the sequence
+    is longer than the original one."""
+    original = as_whole(given, ORIGINAL)
+    longer = given.get("factor")
+    longer = given["max_position_embeddings"] / original if longer is None else as_number(given, "factor")
+    by_formula = 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
+    return {
+        "rotary_scaling": "longrope",
+        "rotary_original_length": original,
+        "rotary_attention_factor": _attention_factor(given, by_formula),
+        "rotary_short_factors": _numbers(given, "short_factor"),
+        "rotary_long_factors": _numbers(given, "long_factor"),
+    }
+
+
+def _attention_factor(given: Fields, otherwise: float) -> float:
+    return otherwise if given.get("attention_factor") is None else as_number(given, "attention_factor")
+
+
+def _numbers(given: Fields, name: str) -> tuple[float, ...]:
+    listed = given[name] if isinstance(given[name], list) else [None]
+    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+
+
+SCALINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+"""Fields of ours by the kind of scaling, whose keys `max_position_embeddings` is added to."""
+
+
+def written_scaling(config: TransformerConfig) -> dict[str, Any]:
+    """Return the scaling, with all keys that its kind has and the attention factor itself."""
+    kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
+    ours: dict[str, Any] = {
+        "factor": config.rotary_factor,
+        "low_freq_factor": config.rotary_low_frequency,
+        "high_freq_factor": config.rotary_high_frequency,
+        ORIGINAL: config.rotary_original_length,
+        "short_factor": list(config.rotary_short_factors),
+        "long_factor": list(config.rotary_long_factors),
+    }
+    optional: dict[str, Any] = {"attention_factor": config.rotary_attention_factor} if kind in OPTIONAL_KEYS else {}
+    if kind == "yarn":
+        optional |= {"beta_fast": config.rotary_high_frequency, "beta_slow": config.rotary_low_frequency}
+        optional |= {"truncate": config.rotary_truncate}
+    return {"rope_type": kind} | {key: ours[key] for key in ROTARY_KEYS[kind]} | optional
+
+
+def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
+    """Return rotary positions as both transformers 4 and 5 write them; published files have one of the two forms."""
+    scaling = written_scaling(config)
+    part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
+    return {
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rotary_scaling == "none" else scaling,
+        "rope_parameters": {"rope_theta": config.rope_theta} | scaling | part,
+        **part,
+    }
+
+
+def _rotated_share(config: TransformerConfig) -> float:
+    """The `partial_rotary_factor`, of which `rotary_dim` is the whole part of a product; rounding may make it less."""
+    share = config.rotated_dim / config.head_dim
+    return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
+
+
+def rope(
+    read: Callable[[Fields], dict[str, Any]] = rotary,
+    write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
+    **defaults: Any,
+) -> Row:
+    """Rotary positions, by default of whole heads."""
+    return derived(read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults)

@@ -1,0 +1,101 @@
+"""Values of fields of a config.json, checked and converted to ours."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.errors import is_number, is_whole
+from transparity_conformance.checkpoints.reading import CheckpointError, as_json
+
+Fields = Mapping[str, Any]
+"""Fields by name: of config.json, or ours."""
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "quick_gelu": "gelu-quick",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+MOST_LAYERS = 10_000
+"""The most layers that are imported; they are listed one by one."""
+
+
+def wrong(name: str, found: Any, expected: str) -> CheckpointError:
+    """Return the error for a value that is not supported."""
+    return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: nothing else can be imported.")
+
+
+def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
+    """Return ours of the value of a field."""
+    found = fields[name]
+    if not isinstance(found, str) or found not in values:
+        raise wrong(name, found, f"one of {', '.join(values)}")
+    return values[found]
+
+
+def as_activation(fields: Fields, name: str) -> str:
+    """Return our name of the activation in a field."""
+    return as_one_of(fields, name, ACTIVATIONS)
+
+
+def activation_name(config: TransformerConfig) -> str:
+    """Return the first of transformers' names of an activation."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+
+
+def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
+    """Return a size: a whole number, at least 1, or another `least`."""
+    if not is_whole(fields[name], least):
+        raise wrong(name, fields[name], expected)
+    return int(fields[name])
+
+
+def as_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
+    """Return the number of layers."""
+    count = fields[name]
+    if not is_whole(count, 0) or count > MOST_LAYERS:
+        raise wrong(name, count, f"a whole number, at most {MOST_LAYERS}")
+    return int(count)
+
+
+def as_number(fields: Fields, name: str) -> float:
+    """Return a number greater than 0."""
+    found = fields[name]
+    if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON has whole numbers of any size
+        raise wrong(name, found, "a finite number greater than 0")
+    return float(found)
+
+
+def as_flag(fields: Fields, name: str) -> bool:
+    """Return a truth value; null is false."""
+    if fields[name] not in (None, False, True):
+        raise wrong(name, fields[name], "true or false")
+    return bool(fields[name])
+
+
+def as_head_width(
+    fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
+) -> dict[str, Any]:
+    """Return `attention_head_dim`, if a head is not embed_dim / num_heads wide."""
+    if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
+        return {}
+    return {"attention_head_dim": fields[width]}
+
+
+def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
+    """Return the first of the candidates, or of the numbers next to the last, that is `right`; else the last.
+
+    The exact inverse of a conversion that rounds.
+    """
+    last = candidates[-1]
+    near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
+    return next((each for each in (*candidates, *near) if each and right(each)), last)

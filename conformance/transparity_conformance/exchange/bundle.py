@@ -1,0 +1,117 @@
+"""A bundle: a check as a folder of files, for a port in any language and on any machine.
+
+`manifest.json` describes the others; a port reads `config.json`, the parameters and `inputs.safetensors`, and writes
+one file of answers. Sections for capabilities have files of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.presets import preset
+from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.exchange.manifest import ProbeFields, StoredShapes
+from transparity_conformance.exchange.sections import Section
+from transparity_conformance.oracle.budgets import RULES
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
+from transparity_conformance.running.inputs import with_mask
+
+ACTUAL = "actual.safetensors"
+
+SMALLEST_VOCABULARY = 3
+
+WIDTH = 8
+"""The width of feed-forwards, of any proportion, at which systems are told apart."""
+
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One configuration, one set of parameters, and probes that share them."""
+
+    name: str
+    """The preset's, or `config`; that of a checkpoint's family."""
+    dtype: str
+    config: TransformerConfig
+    probes: dict[str, Probe]
+    capabilities: Mapping[str, Section] = field(default_factory=dict)
+    """The sections, by name."""
+    has_weights: bool = True
+    """Whether the parameters are in the bundle; else it names the tensors of a checkpoint."""
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The capabilities for which a port may write tensors beside its taps."""
+        return tuple(self.capabilities)
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every `{probe}/{tap}` with its shape."""
+        return {
+            f"{name}/{tap}": shape for name, probe in self.probes.items() for tap, shape in _tap_shapes(probe).items()
+        }
+
+    @functools.cached_property
+    def asked(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the sections with its shape."""
+        return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
+
+    def inputs(self, probe: Probe) -> Arrays:
+        """The inputs of a probe as the bundle has them: beside a checkpoint, with the mask that a tokenizer gives."""
+        return dict(probe.inputs) if self.has_weights else with_mask(probe.inputs, self.config)
+
+    def described(self, probe: Probe) -> ProbeFields:
+        """A probe in the manifest, without its budgets."""
+        inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
+        return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(_tap_shapes(probe)))
+
+
+def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
+    """The probes of `config` that share its ordinary parameters."""
+    vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
+    if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
+        raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
+    made = probes_of(config, name)
+    ordinary = made["mixed"].parameters
+    return {
+        key: probe
+        for key, probe in made.items()
+        if probe.parameters is ordinary and (key != "longest" or config.max_length <= LONGEST)
+    }
+
+
+def _tap_shapes(probe: Probe) -> dict[str, tuple[int, ...]]:
+    config, first = probe.config, probe.inputs[probe.config.input_names[0]]
+    lengths = {name: config.positions_of(name) or probe.inputs[name].shape[1] for name in config.input_names}
+    return tap_shapes(config, len(first), **lengths)
+
+
+def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
+    """The shapes with one name for a tap of all layers, `decoder.layers.{i}.output`; `i` counts from 0.
+
+    Raises `AssertionError` where layers differ, which no configuration has.
+    """
+    found: StoredShapes = {}
+    for name, shape in shapes.items():
+        pattern = LAYER.sub(r"\1.layers.{i}.\3", name)
+        assert found.setdefault(pattern, list(shape)) == list(shape), name
+    return found
+
+
+def check_name(name: str, config: TransformerConfig) -> None:
+    """Refuse the name of a preset for another system; its size does not matter."""
+    if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
+        raise BundleError(f"The bundle is said to be of {name!r}, but its configuration is of another system.")
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in RULES:
+        raise BundleError(f"The dtype is {shown(dtype)}; it should be one of {', '.join(RULES)}.")

@@ -1,1 +1,0 @@
-"""Bundles: inputs and expected outputs as files, for ports in any language."""

@@ -1,0 +1,218 @@
+"""What a port wrote for a bundle, compared with the reference: its taps, and its answers to the sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from transparity.limits.files import is_file, is_folder
+from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
+from transparity_conformance.capabilities.compare import why_not
+from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
+from transparity_conformance.diagnosis.reach.coverage import covered
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.exchange.bundle import LAYER, Bundle
+from transparity_conformance.exchange.manifest import MANIFEST, Several, read_manifest
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.exchange.sections import Section
+from transparity_conformance.oracle.probes import lean
+from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
+from transparity_conformance.report.report import Report, Verdict
+
+TOO_LITTLE = "too little of the forward pass was compared"
+
+NO_TOKEN = -1
+"""Fills the columns after the last token, as a tensor has one width."""
+
+
+def compare(
+    folder: Path, actual: Path, checkpoint: Path | None, progress: Progress, *, logits_only: bool = False
+) -> Iterator[Report]:
+    """Yield a report on what a port wrote for a bundle, or on each of several bundles.
+
+    Args:
+        folder: the bundle, or the folder of several.
+        actual: the file of the answers; of several bundles a folder, with a file for each that is named as it is.
+        checkpoint: the checkpoint that the bundle names; None: the one within it, or the bundle's own weights.
+        progress, logits_only: as for `judge`.
+
+    Raises `TransparityError` for a bundle, answers or a checkpoint that are not right.
+    """
+    manifest = read_manifest(folder) if is_file(folder / MANIFEST) else None
+    if not isinstance(manifest, Several):
+        bundle = read_bundle(folder, checkpoint, progress)
+        answers = read_actual(actual, bundle)
+        yield judge_bundle(bundle, answers, port=str(actual), progress=progress, logits_only=logits_only)
+        return
+    if checkpoint is not None:
+        raise BundleError(f"{folder} has several bundles, each with a checkpoint in it; leave out --checkpoint.")
+    if not is_folder(actual):
+        raise BundleError(f"{actual} is no folder; expected one with a file for each bundle in {folder}.")
+    for inside, name in manifest.bundles.items():
+        file = actual / f"{inside}.safetensors"
+        if is_file(file):
+            yield from compare(folder / inside, file, None, progress, logits_only=logits_only)
+        else:
+            yield Report(name, "inconclusive", None, not_compared=(f"{inside}: there is no {file}",), port=str(file))
+
+
+def judge_bundle(
+    bundle: Bundle,
+    outputs: Actual,
+    *,
+    logits_only: bool = False,
+    progress: Progress | None = None,
+    stopped: bool = False,
+    budget: float = BUDGET,
+    port: str = "",
+    located: Located = untold,
+    ranks: int = 1,
+) -> Report:
+    """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`.
+
+    For a bundle with weights a probe without logits is left out; for another one its taps are compared, and what did
+    not come back is listed.
+    """
+    taps = {key: outputs[key] for key in bundle.probes if key in outputs}
+    if bundle.has_weights:
+        taps = {key: _without_answers(bundle, key, of) for key, of in taps.items() if "logits" in of}
+    probes = {key: lean(probe, taps.get(key, ()), progress or silent) for key, probe in bundle.probes.items()}
+    with np.errstate(all="ignore"):  # a port may return any number
+        report = judge(
+            bundle.name,
+            probes,
+            taps,
+            port=port,
+            dtype=bundle.dtype,
+            logits_only=logits_only,
+            progress=progress,
+            clock=Clock(budget, progress),
+            located=located,
+            ranks=ranks,
+            needs_logits=bundle.has_weights,
+        )
+        report = covered(report, bundle.config, [probes[key] for key in taps])
+        if not bundle.has_weights:
+            lines = (*not_brought(bundle, outputs), *unseen_tokens(bundle.config, probes.values()))
+            capabilities = f"{', '.join(CAPABILITIES)}: with a checkpoint's weights a bundle has its forward pass alone"
+            return dataclasses.replace(report, not_compared=(*report.not_compared, *lines, capabilities))
+        logits = {key: of["logits"] for key, of in taps.items()}
+        forward = ForwardPass(bundle.probes, logits, bundle.dtype)
+        flat = {f"{group}/{name}": value for group, of in outputs.items() for name, value in of.items()}
+        answers = {name: flat[name] for name in bundle.asked if name in flat}
+        found = CapabilityResult()
+        for section in bundle.capabilities.values():
+            found += _judge_section(section, answers, forward, report.verdict, stopped=stopped)
+    return with_capabilities(report, found)
+
+
+def _without_answers(bundle: Bundle, probe: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {tap: value for tap, value in tensors.items() if f"{probe}/{tap}" not in bundle.asked}
+
+
+def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
+    """Yield every tap of every probe that did not come back, as lines; probes that lack the same share theirs."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for key in bundle.probes:
+        taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
+        alike.setdefault(tuple(tap for tap in taps if tap not in outputs.get(key, {})), []).append(key)
+    for lacking, of in alike.items():
+        yield from (f"not brought back of {', '.join(of)}: {line}" for line in in_ranges(lacking))
+
+
+def in_ranges(names: Collection[str]) -> Iterator[str]:
+    """Yield all names, a line for layers next to each other that have the same ones, and a line for the rest."""
+    by_layer: dict[tuple[str, int], list[str]] = {}
+    rest = []
+    for name in names:
+        if match := LAYER.fullmatch(name):
+            by_layer.setdefault((match[1], int(match[2])), []).append(match[3])
+        else:
+            rest.append(name)
+    rows = enumerate((stack, layer, taps) for (stack, layer), taps in by_layer.items())
+    for (stack, _, taps), run in groupby(rows, key=lambda row: (row[1][0], row[1][1] - row[0], row[1][2])):
+        layers = [layer for _, (_, layer, _) in run]
+        numbers = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
+        yield f"{stack}.layers.{numbers}: {', '.join(taps)}"
+    if rest:
+        yield ", ".join(rest)
+
+
+def _judge_section(
+    section: Section, answers: Answers, forward: ForwardPass, verdict: Verdict, *, stopped: bool
+) -> CapabilityResult:
+    row, found = section.row, CapabilityResult()
+    if reason := _why_none(section, verdict):
+        return not_compared(f"{row.ways[0].claim}: {reason}")
+    for way in row.ways:
+        verdicts = {claim.id: claim.verdict for claim in found.claims}
+        if reason := section.reasons[way.claim] or why_not(way, forward, verdicts):
+            found += not_compared(f"{way.claim}: {reason}")
+            continue
+        of_way = section.requests[way.claim]
+        requests = {key: request for key, request in of_way.items() if way.is_comparable(key, forward)}
+        found += _judge_way(row, way, requests, answers, forward, stopped=stopped)
+    for claim in found.claims:
+        if claim.verdict == "agrees" and not math.isfinite(claim.budget):
+            raise BundleError(f"The section {row.name} asks for numbers that are too large: {claim.id} has no budget.")
+    return found
+
+
+def _why_none(section: Section, verdict: Verdict) -> str:
+    """The reason why no way is compared; empty if one is."""
+    of_all = set(section.reasons.values())
+    if len(of_all) == 1 and (reason := of_all.pop()):
+        return reason
+    reasons = {"diverges": section.row.if_forward_diverges, "inconclusive": TOO_LITTLE}
+    return reasons.get(verdict, "") if section.row.if_forward_diverges else ""
+
+
+def _judge_way(
+    row: Capability, way: Way, requests: Requests, answers: Answers, forward: ForwardPass, *, stopped: bool
+) -> CapabilityResult:
+    names = {key: list(row.shapes(key, request)) for key, request in requests.items()}
+    missing = {key: [name for name in names[key] if name not in answers] for key in requests}
+    skipped = _not_written(way, requests, names, missing)
+    if row.missing_is_wrong and not stopped:
+        judged = {key: request for key, request in requests.items() if len(missing[key]) < len(names[key])}
+    else:
+        judged = {key: request for key, request in requests.items() if not missing[key]}
+    if requests and not judged:
+        return skipped
+    return skipped + row.judge(way, judged, {name: _trimmed(name, value) for name, value in answers.items()}, forward)
+
+
+def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
+    """Tokens without the columns after the last one; anything else as it is."""
+    if not name.endswith("/tokens"):
+        return value
+    used = np.flatnonzero((value != NO_TOKEN).any(axis=0))
+    return value[:, : used[-1] + 1 if used.size else 0]
+
+
+def _not_written(
+    way: Way, requests: Requests, names: dict[str, list[str]], missing: dict[str, list[str]]
+) -> CapabilityResult:
+    lacking = [key for key in requests if missing[key]]
+    written = [key for key in requests if len(missing[key]) < len(names[key])]
+    says, several = f"{way.claim}: {{}}the port did not write ", len(requests) > 1
+    if all(len(names[key]) == 1 for key in requests):
+        some = f" for {', '.join(requests[key].name for key in lacking)}" if written else ""
+        return not_compared(*[f"{says.format('')}it{some}"][: len(lacking)])
+    if not written:
+        return not_compared(f"{says.format('')}any")
+    whose = {key: f"{requests[key].name}, " if several else "" for key in lacking}
+    return not_compared(*(says.format(whose[key]) + _some(missing[key], len(names[key])) for key in lacking))
+
+
+def _some(missing: list[str], of: int) -> str:
+    listed = ", ".join(name.partition("/")[2] for name in missing[:3]) + (", …" if missing[3:] else "")
+    return "any" if len(missing) == of else f"{len(missing)} of {of} ({listed})"

@@ -1,0 +1,182 @@
+"""The manifest of a bundle, `manifest.json`: the one description of its other files.
+
+A bundle has its weights in `parameters.safetensors` or, with `checkpoint`, names the tensors of a checkpoint by their
+sha256. A manifest with `bundles` lists several bundles in folders beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from transparity.errors import shown
+from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.checkpoints.families import FAMILIES
+from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
+from transparity_conformance.exchange.tensors import opened
+from transparity_conformance.oracle.budgets import RULES
+from transparity_conformance.report.text import SENTENCE, VALUE, reason, safe
+
+FORMAT = 4
+MANIFEST = "manifest.json"
+CHECKPOINT = "checkpoint"
+"""The folder of a layer's weights within the bundle of that layer."""
+
+FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
+"""The files of a bundle with weights, without those of its sections."""
+
+FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
+SECTIONS = tuple(CAPABILITIES)
+MOST_PROBES = 16
+LARGEST_CONFIG = 2**16
+
+Size = Annotated[int, Meta(ge=0)]
+Word = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=VALUE)]
+Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+StoredShapes = dict[str, list[Size]]
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An object of a manifest, without fields that are not listed."""
+
+
+class ProbeFields(Strict):
+    """One set of inputs, and the taps that may come back; `{i}` in a name is the number of a layer, from 0."""
+
+    purpose: Text = msgspec.field(name="for")
+    inputs: StoredShapes
+    taps: StoredShapes
+    budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
+    """By tap; those of a bundle with weights."""
+
+
+class SectionFields(Strict):
+    """The requests of a capability, the tensors in its file, and those that a port may write for it."""
+
+    purpose: Text = msgspec.field(name="for")
+    requests: dict[str, dict[str, Any]]
+    inputs: StoredShapes
+    actual: StoredShapes
+
+
+class TensorFields(Strict):
+    """A tensor of a checkpoint; the sha256 is that of its bytes."""
+
+    shape: list[Size]
+    dtype: str
+    sha256: str
+
+
+class CheckpointFields(Strict):
+    """A checkpoint, without its numbers."""
+
+    model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
+    head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
+    tensors: dict[str, TensorFields]
+
+
+class Manifest(Strict):
+    """The manifest of one bundle."""
+
+    name: Text
+    dtype: Literal[tuple(RULES)]  # type: ignore[valid-type]
+    probes: Annotated[dict[Word, ProbeFields], Meta(min_length=1, max_length=MOST_PROBES)]
+    checkpoint: CheckpointFields | None = None
+    capabilities: dict[Literal[SECTIONS], SectionFields] = {}  # type: ignore[valid-type]
+    format: Literal[4] = 4
+    sha256: dict[str, str] = {}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of the bundle, except the manifest itself."""
+        return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
+
+
+class Several(Strict):
+    """The manifest of several bundles: the name of each by its folder."""
+
+    bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
+    format: Literal[4] = 4
+    sha256: dict[str, str] = {}
+    files = ()
+
+
+def files_of(sections: Collection[str]) -> tuple[str, ...]:
+    """The files of a bundle with weights and these sections."""
+    return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_digest(manifest: Mapping[str, Any]) -> str:
+    """Of the manifest as plain JSON, without this digest itself."""
+    files = {name: said for name, said in manifest["sha256"].items() if name != MANIFEST}
+    text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest | Several:
+    """The manifest in a folder, whose files have the digests that it says; raises `BundleError` for any other."""
+    path = folder / MANIFEST
+    raw = parse_json(path, read_bytes(path, LARGEST_JSON))
+    if not isinstance(raw, dict) or "format" not in raw:
+        raise BundleError(f"{path} is not the manifest of a bundle.")
+    kind: type[Manifest | Several] = Several if "bundles" in raw else Manifest
+    try:
+        manifest = msgspec.convert(raw, kind)
+        own = own_digest(raw)
+    except msgspec.ValidationError as error:
+        raise _refused(path, error) from None
+    except RecursionError:
+        raise BundleError(f"{path} is not the manifest of a bundle.") from None
+    if set(manifest.sha256) != {MANIFEST, *manifest.files}:
+        raise BundleError(f"{path} is not right: it has the sha256 of {shown([*manifest.sha256])}; export it again.")
+    if manifest.sha256[MANIFEST] != own:
+        raise BundleError(f"{path} was changed: it does not have the sha256 that it says of itself; export it again.")
+    _check_digests(folder, manifest)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
+    """Write a manifest with the sha256 of the files beside it and of itself."""
+    manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
+    fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
+    fields["sha256"] = fields.pop("sha256", {})
+    fields["sha256"][MANIFEST] = own_digest(fields)
+    (folder / MANIFEST).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
+    """The first thing that is wrong in a manifest, as one sentence."""
+    what, _, where = str(error).partition(" - at ")
+    place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
+    what = re.sub("`", "'", what[:1].lower() + what[1:])
+    at = f" at {place}" if place else ""
+    return BundleError(f"{path} is not right{at}: {safe(what, SENTENCE)}; export the bundle again.")
+
+
+def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
+    """Raise `BundleError` for a file that does not have the sha256 that the manifest says.
+
+    A file that is no configuration and no tensors is refused before it is hashed: it may be a pipe, or of any size.
+    """
+    for name in manifest.files:
+        path = folder / name
+        _ = read_bytes(path, LARGEST_CONFIG) if name == "config.json" else opened(path)
+        try:
+            found = digest(path)
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
+        if manifest.sha256[name] != found:
+            raise BundleError(f"{path} was changed: it does not have the sha256 that {MANIFEST} says.")

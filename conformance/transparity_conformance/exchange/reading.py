@@ -1,0 +1,176 @@
+"""Reading bundles and answers from strangers.
+
+Nothing is trusted: sizes are compared with the configuration and the files before anything is loaded, and the right
+answers are computed anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.inputs import check_inputs, input_form
+from transparity.limits.files import LARGEST_HEADER, is_folder
+from transparity.limits.stored import Lazy
+from transparity.parameters import check_parameters, parameter_shapes
+from transparity_conformance.checkpoints.files import BundleError, read_bytes
+from transparity_conformance.diagnosis.judge import Actual, Progress, silent
+from transparity_conformance.exchange.bundle import Bundle, check_name
+from transparity_conformance.exchange.manifest import (
+    CHECKPOINT,
+    LARGEST_CONFIG,
+    MANIFEST,
+    Manifest,
+    SectionFields,
+    read_manifest,
+)
+from transparity_conformance.exchange.sections import Section, check_section, received, section_of
+from transparity_conformance.exchange.tensors import FLOATS, filled, read_tensors
+from transparity_conformance.exchange.weights import import_described
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+
+
+def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = silent) -> Bundle:
+    """The bundle in `folder`; raises `TransparityError`, in one sentence, for anything that is not as it should be.
+
+    Args:
+        folder: the bundle.
+        checkpoint: the checkpoint that it names; None: the one within it, or the weights of the bundle itself.
+        progress: told of files that are hashed.
+    """
+    folder = Path(folder)
+    if not is_folder(folder):
+        raise BundleError(f"{folder} is not a folder; expected a bundle, as `transparity export` writes it.")
+    manifest = read_manifest(folder)
+    if not isinstance(manifest, Manifest):
+        raise BundleError(f"{folder} has several bundles; give one of {', '.join(manifest.bundles)} in it.")
+    config = read_config(folder / "config.json")
+    parameters = _parameters(folder, manifest, config, checkpoint, progress)
+    bundle = _with_probes(folder, manifest, config, parameters)
+    if bundle.has_weights:
+        _check_expected(folder, bundle)
+    sections = {name: _read_section(folder, name, said, bundle) for name, said in manifest.capabilities.items()}
+    return dataclasses.replace(bundle, capabilities=sections)
+
+
+def read_config(path: Path) -> TransformerConfig:
+    """The configuration in a file; raises `BundleError` or `ConfigError`."""
+    try:
+        return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BundleError(f"{path} is not JSON: it is not UTF-8.") from None
+
+
+def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
+    """Read the tensors that a port wrote; those for a bundle without weights stay in their file.
+
+    Raises `BundleError` for a name that the bundle does not have, another shape, or another dtype. With `cut`, for a
+    port that was stopped, the file may end early, and whole tensors are taken.
+    """
+    path, expected = Path(path), {**bundle.shapes, **bundle.asked}
+    if is_folder(path):
+        raise BundleError(f"{path} is a folder; expected a file: one safetensors file, with the answers to all probes.")
+    tokens = {name for name in bundle.asked if name.endswith("/tokens")}
+    with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
+        copy = Path(folder, "actual.safetensors")
+        whole = filled(path, copy, _most_bytes(expected)) if cut else None
+        tensors = read_tensors(copy if cut else path, expected, FLOATS, optional=True, integers=tokens)
+        groups: dict[str, list[str]] = {}
+        for name in tensors if whole is None else whole:
+            groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
+        lazy = {group: Lazy(names, partial(_of_group, tensors, group)) for group, names in groups.items()}
+        return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
+
+
+def _of_group(tensors: Mapping[str, np.ndarray], group: str, name: str) -> np.ndarray:
+    return tensors[f"{group}/{name}"]
+
+
+def _most_bytes(expected: Mapping[str, tuple[int, ...]]) -> int:
+    """The largest file of answers: in float64, after the largest header."""
+    return LARGEST_HEADER + 8 * sum(1 + math.prod(shape) for shape in expected.values())
+
+
+def _parameters(
+    folder: Path, manifest: Manifest, config: TransformerConfig, checkpoint: Path | None, progress: Progress
+) -> Arrays:
+    if manifest.checkpoint is None:
+        if checkpoint is not None:
+            raise BundleError(f"{folder} has weights of its own; leave out --checkpoint.")
+        check_name(manifest.name, config)
+        shapes = parameter_shapes(config)
+        stored = dict(read_tensors(folder / "parameters.safetensors", shapes, ["F32"]))
+        check_parameters(config, stored)
+        return {name: stored[name] for name in shapes}  # a file may be in another order
+    within = folder / CHECKPOINT
+    if checkpoint is None and not is_folder(within):
+        raise BundleError(f"{folder} has no weights; give the checkpoint that it names by --checkpoint FOLDER.")
+    return import_described(checkpoint or within, manifest.checkpoint, config, progress).parameters
+
+
+def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
+    """The bundle with its probes, whose inputs and taps have to be those that the configuration makes of them."""
+    path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
+    forms = {name: input_form(config, name) for name in read}
+    shapes = {
+        f"{key}/{name}": tuple(shape) for key, said in manifest.probes.items() for name, shape in said.inputs.items()
+    }
+    integers = {name for name in shapes if not (form := forms.get(name.partition("/")[2])) or not form.is_float}
+    inputs = read_tensors(folder / "inputs.safetensors", shapes, ["F32"], integers=integers)
+    bundle = Bundle(manifest.name, manifest.dtype, config, {}, has_weights=manifest.checkpoint is None)
+    for key, said in manifest.probes.items():
+        for name, form in forms.items():
+            if not form.has_shape(config, shape := said.inputs.get(name, [0])):
+                raise BundleError(
+                    f"{path} is not right: {name} of {key} has the shape {shown(shape)}; export it again."
+                )
+        tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})
+        probe = Probe(manifest.name, key, said.purpose, config, parameters, tokens)
+        if bundle.described(probe) != msgspec.structs.replace(said, budgets={}) or not all(
+            np.array_equal(inputs[f"{key}/{name}"], value) for name, value in bundle.inputs(probe).items()
+        ):
+            raise BundleError(f"{path} is not right: the probe {key} is another in the configuration; export it again.")
+        bundle.probes[key] = probe
+    return bundle
+
+
+def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bundle) -> Section:
+    section = section_of(name, bundle.probes, bundle.dtype)
+    check_section(folder / MANIFEST, section, described)
+    if not section.row.file:
+        return section
+    path, expected = folder / section.row.file, section.tensors()
+    integers = {name for name, value in expected.items() if value.dtype.kind != "f"}
+    shapes = {name: value.shape for name, value in expected.items()}
+    return received(path, section, described, dict(read_tensors(path, shapes, ["F32"], integers=integers)))
+
+
+def _check_expected(folder: Path, bundle: Bundle) -> None:
+    """Compare what a bundle says is right with what the reference says now; budgets are those of the latter alone."""
+    path = folder / "expected.safetensors"
+    expected = dict(read_tensors(path, bundle.shapes, ["F64"]))
+    for name, probe in bundle.probes.items():
+        with np.errstate(all="ignore"):
+            right = probe.oracle.expected
+            budgets = {tap: probe.oracle.budget(tap, bundle.dtype) for tap in right}
+            strict = {tap: probe.oracle.budget(tap, "float64") for tap in right}
+            errors = {tap: np.abs(expected[f"{name}/{tap}"] - right[tap]).max(initial=0.0) for tap in right}
+        for tap, value in right.items():
+            if not (np.isfinite(value).all() and math.isfinite(budgets[tap])):
+                raise BundleError(f"The parameters in {folder} are too large: {tap} of {name} is not finite.")
+        for tap, error in errors.items():
+            if not error <= strict[tap]:
+                raise BundleError(
+                    f"{path} is not what the reference says: {name}/{tap} is off by {error:.3g}, "
+                    f"and rounding explains {strict[tap]:.3g}."
+                )

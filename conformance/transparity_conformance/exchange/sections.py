@@ -1,0 +1,131 @@
+"""The optional sections of a bundle: the requests of a capability, and the tensors that a port writes for them.
+
+`SectionFields` describes a section in the manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
+from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.exchange.manifest import SectionFields
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import LONGEST, Probe
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The requests of one capability in a bundle."""
+
+    row: Capability
+    probe: Probe
+    requests: Mapping[str, Requests]
+    """By claim; a way that is not compared has none."""
+    reasons: Mapping[str, str]
+    """By claim, the reason why it is not compared, empty if it is."""
+
+    @property
+    def all_requests(self) -> dict[str, Any]:
+        """The requests of all ways, by name."""
+        return {key: request for requests in self.requests.values() for key, request in requests.items()}
+
+    @property
+    def purpose(self) -> str:
+        """The purpose of the section, and what is not compared."""
+        reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
+        if reasons and not self.all_requests:
+            return "; ".join(reasons)
+        return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
+
+    def tensors(self) -> Arrays:
+        """The tensors of all requests, under their names in the file of the section."""
+        return {
+            f"{key}/{name}": value
+            for key, request in self.all_requests.items()
+            for name, value in self.row.tensors(request, self.probe).items()
+        }
+
+    def asked(self) -> Shapes:
+        """Every tensor that a port may write for the section, with its shape."""
+        asked: Shapes = {}
+        for key, request in self.all_requests.items():
+            asked |= self.row.shapes(key, request)
+        return asked
+
+    def described(self) -> SectionFields:
+        """The section in the manifest."""
+        return SectionFields(
+            purpose=self.purpose,
+            requests={key: self.row.describe(request) for key, request in self.all_requests.items()},
+            inputs={name: list(value.shape) for name, value in self.tensors().items()},
+            actual={name: list(shape) for name, shape in self.asked().items()},
+        )
+
+
+def in_order(sections: Collection[str]) -> tuple[str, ...]:
+    """The sections and those that they need, each once; raises `BundleError` for an unknown one."""
+    for name in sections:
+        if name not in CAPABILITIES:
+            raise BundleError(f"There is no section {name!r} of a bundle; the sections are {', '.join(CAPABILITIES)}.")
+    needed = {need for name in sections for need in CAPABILITIES[name].needs}
+    return tuple(name for name in CAPABILITIES if name in sections or name in needed)
+
+
+def section_of(name: str, probes: Probes, dtype: str) -> Section:
+    """The section of a bundle with these probes."""
+    row, (_, probe) = CAPABILITIES[name], first_of(probes)
+    of_all = row.reason(probe, dtype)
+    if row.is_long and probe.config.max_length > LONGEST:
+        of_all = of_all or f"beyond a max_length of {probe.config.max_length}, it would take too long"
+    reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
+    requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
+    return Section(row, probe, requests, reasons)
+
+
+def check_section(path: Path, section: Section, described: SectionFields) -> None:
+    """Compare the description of a section with that of the configuration and the probes; its purpose may be in other
+    words."""
+    if _comparable(section, described) != _comparable(section, section.described()):
+        name = section.row.name
+        raise BundleError(f"{path} is not right: the section {name} is not that of the configuration and the probes.")
+
+
+def _comparable(section: Section, described: SectionFields) -> str:
+    """A description without what may differ. As JSON, as 1, 1.0 and true are not the same there."""
+    free = section.row.free_fields
+    requests = {
+        key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
+        for key, fields in described.requests.items()
+    }
+    return json.dumps([requests, described.inputs, described.actual], sort_keys=True)
+
+
+def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
+    """The section with the requests of a bundle, after `check_section`.
+
+    Integers and drawn numbers have to be those of the probes. Parameters are taken from the file, as another machine
+    may round theirs otherwise.
+    """
+    for name, value in section.tensors().items():
+        if "parameters/" not in name and not np.array_equal(value, tensors[name]):
+            raise BundleError(f"{path} is not right: {name} is not that of the configuration and the probes.")
+
+    def request_of(key: str, request: Any) -> Any:
+        begins = f"{key}/"
+        own = {name.removeprefix(begins): value for name, value in tensors.items() if name.startswith(begins)}
+        return section.row.received(request, described.requests[key], own)
+
+    requests = {
+        claim: {key: request_of(key, request) for key, request in of_way.items()}
+        for claim, of_way in section.requests.items()
+    }
+    return dataclasses.replace(section, requests=requests)

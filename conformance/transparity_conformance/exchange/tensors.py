@@ -1,0 +1,104 @@
+"""safetensors files from strangers: names, shapes and dtypes are compared with what is expected before data is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - gives NumPy its bfloat16, which safetensors asks it for
+import msgspec
+import numpy as np
+from safetensors import safe_open
+
+from transparity.errors import shown
+from transparity.limits.files import check_header
+from transparity.limits.stored import Lazy
+from transparity_conformance.checkpoints.files import BundleError, read_bytes
+from transparity_conformance.checkpoints.reading import UNREADABLE
+from transparity_conformance.report.text import reason
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I32", "I64")
+
+
+def opened(path: Path) -> Any:
+    """The file, opened by the library, which compares its header with its size; raises `BundleError`."""
+    check_header(path, BundleError)
+    try:
+        return safe_open(path, framework="numpy")
+    except UNREADABLE as error:
+        raise _unreadable(path, reason(error)) from None
+
+
+def read_tensors(
+    path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
+) -> Lazy:
+    """The tensors of a file, each read when it is looked at; half precisions as float32, which holds them exactly.
+
+    Args:
+        path: the file.
+        expected: the names and shapes; no other tensor may be there.
+        dtypes: those that a tensor may have.
+        optional: whether some tensors may be missing.
+        integers: names of tensors that have one of the dtypes `INTEGERS` instead.
+    """
+    file = opened(path)
+    found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    for name, tensor in found.items():
+        _check(path, name, tensor, expected, INTEGERS if name in integers else dtypes)
+    for name in () if optional else expected:
+        if name not in found:
+            raise BundleError(f"{path} has no tensor {name!r}; it should have the shape {list(expected[name])}.")
+
+    def read(name: str) -> np.ndarray:
+        value: np.ndarray = file.get_tensor(name)
+        return value.astype(np.float32) if value.dtype.itemsize == 2 else value
+
+    return Lazy(found, read)
+
+
+def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collection[str]) -> None:
+    if name not in expected:
+        close = difflib.get_close_matches(name[:200], expected, 1)
+        hint = f"; the nearest name is {close[0]!r}" if close else ""
+        raise BundleError(f"{path} has a tensor {shown(name)}, which does not belong there{hint}.")
+    if (dtype := tensor.get_dtype()) not in dtypes:
+        raise BundleError(f"{name!r} of {path} has the dtype {shown(dtype)}; expected {' or '.join(dtypes)}.")
+    if tuple(shape := tensor.get_shape()) != tuple(expected[name]):
+        raise BundleError(f"{name!r} of {path} has the shape {shown(shape)}; expected {list(expected[name])}.")
+
+
+class _Place(msgspec.Struct):
+    """A tensor in the header of a file; `__metadata__` has no place."""
+
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def filled(path: Path, copy: Path, most: int) -> list[str]:
+    """Copy a file that may end early, with zeros for what is missing, and return the names of its whole tensors.
+
+    Raises `BundleError` for one that has, or speaks of, more than `most` bytes, or whose header cannot be read.
+    """
+    check_header(path, BundleError)
+    data = read_bytes(path, most)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    try:
+        ends = {
+            name: begin + place.data_offsets[1]
+            for name, place in msgspec.json.decode(data[8:begin], type=dict[str, _Place]).items()
+        }
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _unreadable(path, reason(error)) from None
+    end = max(ends.values(), default=begin)
+    if end > most:
+        raise _unreadable(path, f"its header speaks of {shown(end)} bytes, and at most {most} are expected")
+    copy.write_bytes(data.ljust(end, b"\0"))
+    return [name for name, end in ends.items() if end <= len(data)]
+
+
+def _unreadable(path: Path, reason: str) -> BundleError:
+    return BundleError(f"{path} cannot be read as a safetensors file: {reason}.")

@@ -1,0 +1,324 @@
+"""A bundle names a checkpoint; a port on another machine is judged by what it brought back, and by nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from transparity.config import TransformerConfig
+from transparity.limits import mapped
+from transparity.parameters import parameter_shapes
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.cli import app
+from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
+from transparity_conformance.exchange.reading import read_actual, read_bundle
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.comparison import as_numbers
+from transparity_numpy.port import build
+
+PAGE = Path(__file__).parents[2] / "docs" / "bundles.md"
+
+Parameters = dict[str, np.ndarray]
+Answers = dict[str, np.ndarray]
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def exported(folder: Path, family: str = "llama", **sizes: Any) -> Path:
+    """A small checkpoint, and beside it its bundle."""
+    config = dataclasses.replace(example_config(family), **sizes)
+    export_checkpoint(family, config, probe_parameters(config), folder / "checkpoint")
+    ended = run("export", "--checkpoint", folder / "checkpoint", folder / "bundle")
+    assert ended.exit_code == 0, ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("written"))
+
+
+def answered(
+    bundle: Path,
+    checkpoint: Path,
+    keep: Callable[[str], bool] = lambda tap: True,
+    config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
+    parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
+) -> Answers:
+    """The taps of the NumPy column, as a port on another machine, which may be wrong."""
+    imported = import_checkpoint(checkpoint)
+    given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
+    forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
+    for probe in json.loads((bundle / "manifest.json").read_text())["probes"]:
+        names = (*imported.config.input_names, *imported.config.further_inputs)
+        read = {name: inputs[f"{probe}/{name}"] for name in names}
+        taps = forward(
+            **{name: value if value.dtype.kind == "f" else value.astype(np.int64) for name, value in read.items()}
+        )
+        found |= {f"{probe}/{tap}": as_numbers(value).astype(np.float32) for tap, value in taps.items() if keep(tap)}
+    return found
+
+
+def save(answers: Mapping[str, np.ndarray], file: Path) -> Path:
+    save_file({name: np.ascontiguousarray(value) for name, value in answers.items()}, file)
+    return file
+
+
+def compared(written: Path, answers: Mapping[str, np.ndarray], file: Path, checkpoint: Path | None = None) -> Any:
+    """The report on what was brought back, as JSON."""
+    chosen = written / "checkpoint" if checkpoint is None else checkpoint
+    ended = run("compare", written / "bundle", save(answers, file), "--checkpoint", chosen, "--json", "-")
+    (report,) = json.loads(ended.stdout)
+    assert ended.exit_code == {"agrees": 0, "diverges": 1, "inconclusive": 3}[report["verdict"]]
+    return report
+
+
+def test_a_bundle_names_every_tensor_and_carries_none(written: Path) -> None:
+    tensors = load_file(written / "checkpoint" / "model.safetensors")
+    named = json.loads((written / "bundle" / "manifest.json").read_text())["checkpoint"]["tensors"]
+    assert {name: tuple(said["shape"]) for name, said in named.items()} == {
+        name: value.shape for name, value in tensors.items()
+    }
+    assert len({said["sha256"] for said in named.values()}) == len(named)
+    files = {path.name for path in (written / "bundle").iterdir()}
+    assert files == {"manifest.json", "config.json", "inputs.safetensors"}
+
+
+def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(written: Path, tmp_path: Path) -> None:
+    brought = {"logits", "decoder.layers.1.output"}
+    answers = answered(written / "bundle", written / "checkpoint", brought.__contains__)
+    report = compared(written, answers, tmp_path / "a")
+    assert report["verdict"] == "agrees"
+    assert {item["tap"] for item in report["taps"]} == brought
+    bundle = bundle_of(written)
+    listed = {line for line in report["not_compared"] if line.startswith("not brought back")}
+    assert listed == set(not_brought(bundle, {key: dict.fromkeys(brought, np.zeros(1)) for key in bundle.probes}))
+    everything = {tap for probe in bundle.probes for tap in taps_in(listed, probe)}
+    assert everything | brought == {name.partition("/")[2] for name in bundle.shapes}
+
+
+def taps_in(lines: set[str], probe: str) -> list[str]:
+    """The taps of a probe that lines list, without ranges."""
+    found: list[str] = []
+    for line in lines:
+        of, _, rest = line.removeprefix("not brought back of ").partition(": ")
+        if probe in of.split(", "):
+            match = re.match(r"(\w+\.layers\.)(\d+)(?: to (\d+))?: (.*)", rest)
+            layers = range(int(match[2]), int(match[3] or match[2]) + 1) if match else ()
+            names = match[4].split(", ") if match else rest.split(", ")
+            found += [f"{match[1]}{i}.{name}" for i in layers for name in names] if match else names
+    return found
+
+
+def bundle_of(written: Path) -> Any:
+    return read_bundle(written / "bundle", written / "checkpoint")
+
+
+def test_layers_are_named_in_ranges_and_none_is_left_out() -> None:
+    names = [f"decoder.layers.{i}.{tap}" for i in (0, 1, 2, 4) for tap in ("a", "b.c")] + [
+        "decoder.layers.5.a",
+        "logits",
+    ]
+    assert list(in_ranges(names)) == [
+        "decoder.layers.0 to 2: a, b.c",
+        "decoder.layers.4: a, b.c",
+        "decoder.layers.5: a",
+        "logits",
+    ]
+
+
+def test_taps_without_logits_are_judged_and_do_not_agree(written: Path, tmp_path: Path) -> None:
+    brought = "decoder.layers.1.output".__eq__
+    right = answered(written / "bundle", written / "checkpoint", brought)
+    report = compared(written, right, tmp_path / "right")
+    assert (report["verdict"], report["faults"]) == ("inconclusive", [])
+    assert {item["tap"] for item in report["taps"]} == {"decoder.layers.1.output"}
+    wrong = answered(written / "bundle", written / "checkpoint", brought, parameters=exchange)
+    report = compared(written, wrong, tmp_path / "wrong")
+    assert (report["verdict"], report["first_divergence"]) == ("diverges", "decoder.layers.1.output")
+    assert not any("the logits agree" in note for note in report["notes"])
+
+
+def test_what_nothing_explains_is_told_without_logits_too(written: Path, tmp_path: Path) -> None:
+    bundle = bundle_of(written)
+    right = answered(written / "bundle", written / "checkpoint", "decoder.layers.1.output".__eq__)
+    file = save({name: value * np.float32(1.001) for name, value in right.items()}, tmp_path / "a")
+    report = judge_bundle(bundle, read_actual(file, bundle), budget=0)
+    assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.1.output")
+    assert report.faults[0].causes == ()
+
+
+def test_a_probe_that_did_not_come_back_leaves_the_verdict_open(written: Path, tmp_path: Path) -> None:
+    answers = answered(written / "bundle", written / "checkpoint", "logits".__eq__)
+    del answers["one/logits"]
+    report = compared(written, answers, tmp_path / "a")
+    assert report["verdict"] == "inconclusive"
+    assert "probe one: no logits" in report["not_compared"]
+
+
+def exchange(parameters: Parameters) -> Parameters:
+    """Gate and up of the second layer in each other's place."""
+    gate, up = (f"decoder.layers.1.feed_forward.{name}.weight" for name in ("gate", "up"))
+    return parameters | {gate: parameters[up], up: parameters[gate]}
+
+
+def with_rows_of_other_heads(parameters: Parameters) -> Parameters:
+    """Queries of the second layer as one file has them whose rows were permuted for interleaved pairs."""
+    name = "decoder.layers.1.self_attention.query.weight"
+    weight = parameters[name]
+    heads = weight.reshape(example_config("llama").num_heads, 2, -1, weight.shape[1])
+    return parameters | {name: heads.swapaxes(1, 2).reshape(weight.shape)}
+
+
+BUGS: dict[str, tuple[dict[str, Any], str]] = {
+    "rope": ({"config": lambda config: dataclasses.replace(config, rope_theta=5 * config.rope_theta)}, "layers.0"),
+    "gate and up": ({"parameters": exchange}, "layers.1"),
+    "rows": ({"parameters": with_rows_of_other_heads}, "layers.1"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_fault_is_found_in_its_layer_and_has_its_cause(bug: str, written: Path, tmp_path: Path) -> None:
+    change, layer = BUGS[bug]
+    report = compared(written, answered(written / "bundle", written / "checkpoint", **change), tmp_path / "a")
+    assert report["verdict"] == "diverges" and layer in report["first_divergence"]
+    assert report["faults"][0]["causes"], report["faults"]
+
+
+def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, tmp_path: Path) -> None:
+    tensors = load_file(written / "checkpoint" / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((written / "checkpoint" / "config.json").read_bytes())
+    where = {name: f"part-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save({name: tensors[name] for name in tensors if where[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    answers = answered(written / "bundle", written / "checkpoint", "logits".__eq__)
+    assert compared(written, answers, tmp_path / "a", tmp_path)["verdict"] == "agrees"
+
+
+MISTAKES = {
+    "compare {bundle} {answers}": "has no weights; give the checkpoint that it names by --checkpoint",
+    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected a file",
+    "compare {bundle} {answers} --checkpoint {checkpoint}": "which does not belong there",
+    "compare {plain} {answers} --checkpoint {checkpoint}": "has weights of its own; leave out --checkpoint",
+    "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
+    "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' are others",
+    "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",
+    "export --checkpoint {checkpoint} new --loss": "goes with a DIR alone",
+    "export --layers 0 new": "goes with a DIR alone",
+}
+
+
+def test_a_mistake_is_one_sentence(written: Path, tmp_path: Path) -> None:
+    places = {"bundle": written / "bundle", "checkpoint": written / "checkpoint", "plain": tmp_path / "plain"}
+    places["answers"] = save({"mixed/logit": np.zeros(1, np.float32)}, tmp_path / "a")
+    places["damaged"] = Path(shutil.copytree(written / "bundle", tmp_path / "damaged"))
+    places["other"] = Path(shutil.copytree(written / "checkpoint", tmp_path / "other"))
+    assert run("export", "notes-lm", places["plain"]).exit_code == 0
+    inputs, weights = places["damaged"] / "inputs.safetensors", places["other"] / "model.safetensors"
+    save({name: value[::-1] for name, value in load_file(inputs).items()}, inputs)
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.up_proj.weight"].flat[-1] += 1
+    save(tensors, weights)
+    for command, says in MISTAKES.items():
+        ended = run(*[word.format(**places) for word in command.split()])
+        assert ended.exit_code == 2 and says in ended.stderr, (command, ended.stderr)
+        assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp_path: Path) -> None:
+    parts, brought = tmp_path / "parts", tmp_path / "brought"
+    ended = run("export", "--checkpoint", written / "checkpoint", parts, "--layers", "1")
+    assert ended.exit_code == 0, ended.output
+    names = json.loads((parts / "manifest.json").read_text())["bundles"]
+    assert names == {"embedding-and-head": "llama, embedding and head", "layer-1": "llama, layer 1"}
+    brought.mkdir()
+    wrong = lambda given: given | {name: given[name][::-1] for name in given if "value.weight" in name}  # noqa: E731
+    save(answered(parts / "layer-1", parts / "layer-1/checkpoint", parameters=wrong), brought / "layer-1.safetensors")
+    ended = run("compare", parts, brought, "--json", "-")
+    reports = {report["preset"]: report for report in json.loads(ended.stdout)}
+    assert ended.exit_code == 1
+    assert reports["llama, layer 1"]["first_divergence"] == "decoder.layers.0.self_attention.value"
+    head = reports["llama, embedding and head"]
+    assert head["verdict"] == "inconclusive" and "there is no" in head["not_compared"][0]
+    save(answered(parts / "layer-1", parts / "layer-1/checkpoint"), brought / "layer-1.safetensors")
+    inside = parts / "embedding-and-head"
+    save(answered(inside, inside / "checkpoint"), brought / "embedding-and-head.safetensors")
+    assert run("compare", parts, brought).exit_code == 0
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("family", ["bert", "gemma2", "t5", "vit", "whisper"])
+def test_other_families_images_and_audio_come_back_too(family: str, tmp_path: Path) -> None:
+    written = exported(tmp_path, family)
+    answers = answered(written / "bundle", written / "checkpoint", lambda tap: tap == "logits" or family != "whisper")
+    assert compared(written, answers, tmp_path / "a")["verdict"] == "agrees"
+
+
+def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path: Path) -> None:
+    (script,) = re.findall(r"(?ms)^```python\n(# answer\.py\n.*?)^```$", PAGE.read_text(encoding="utf-8"))
+    (tmp_path / "answer.py").write_text(script, encoding="utf-8")
+    answers = tmp_path / "answers.safetensors"
+    places = [written / "bundle", written / "checkpoint", answers]
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "answer.py", *places], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = compared(written, load_file(answers), tmp_path / "a")
+    assert report["verdict"] == "agrees"
+    assert {item["tap"] for item in report["taps"]} == {"logits", "decoder.layers.0.output"}
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_fault_in_a_large_checkpoint_has_its_cause(tmp_path: Path) -> None:
+    written = exported(tmp_path)
+    wrong = answered(written / "bundle", written / "checkpoint", parameters=exchange)
+    report = compared(written, wrong, tmp_path / "a")
+    assert report["verdict"] == "diverges" and "layers.1.feed_forward" in report["first_divergence"]
+    assert report["faults"][0]["causes"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("all_are_large")
+def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BLOCK", 2**12)
+    sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
+    peaks = []
+    for layers in (2, 8):
+        written = exported(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
+        file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
+        bundle = bundle_of(written)
+        tracemalloc.start()
+        assert judge_bundle(bundle, read_actual(file, bundle)).verdict == "agrees"
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)
+    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept
+
+
+def test_a_bundle_is_as_large_as_its_probes_and_not_as_its_checkpoint(tmp_path: Path) -> None:
+    sizes = {}
+    for width in (32, 256):
+        folder = exported(tmp_path / str(width), embed_dim=width, feed_forward_dim=2 * width)
+        sizes[width] = sum(path.stat().st_size for path in (folder / "bundle").iterdir())
+    assert sizes[256] < 1.05 * sizes[32]
+    assert len(parameter_shapes(example_config("llama"))) * 200 < sizes[32] + 10_000

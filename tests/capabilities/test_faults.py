@@ -1,0 +1,349 @@
+"""Every fault of every capability is found and named, what is right agrees, and no answer in a wrong form does."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity_conformance import check
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
+from transparity_conformance.capabilities.compare import compare_capability
+from transparity_conformance.capabilities.decoding.generation import (
+    BEAMS,
+    GENERATION,
+    simulated_beams,
+    simulated_tokens,
+)
+from transparity_conformance.capabilities.decoding.steps import STEPS
+from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS, simulate_beam_search
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS, simulate_generation
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+from transparity_conformance.capabilities.learning.loss import LOSS
+from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.report.capability_result import CapabilityResult
+from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.running.process.running import run
+from transparity_numpy.port import build as numpy_build
+from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.optimization import train
+from transparity_pytorch.port import build as pytorch_build
+
+Arrays = dict[str, np.ndarray]
+Simulate = Callable[..., Any]
+Build = Callable[[TransformerConfig, Arrays], Any]
+
+TRAINED = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
+"""Key biases change no weight of attention: what no gradient reaches hides no fault."""
+
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
+    "trained": TRAINED,
+    **{family: example_config(family) for family in ("llama", "qwen3_next", "mamba2")},
+}
+
+
+class Offering:
+    """A right forward pass that offers something else besides."""
+
+    def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
+        self.forward = forward
+        vars(self).update(offers)
+
+    def __call__(self, **tokens: Any) -> Any:
+        return self.forward(**tokens)
+
+
+def offering(make: Callable[[TransformerConfig, Arrays, Any], dict[str, Any]], backend: Any = numpy_build) -> Build:
+    """A port with what `make` makes of a configuration, parameters and the right port."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Offering:
+        forward = backend(config, parameters, dtype="float32")
+        return Offering(forward, **make(config, parameters, forward))
+
+    return build
+
+
+def with_loss(loss: Simulate) -> Build:
+    return offering(
+        lambda config, _, forward: {
+            "loss": lambda targets, **tokens: loss(forward.logits(**tokens), targets, config.pad_id)
+        }
+    )
+
+
+def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
+    """A port whose `generate` is simulated; greedily, it is right unless `greedy_too`."""
+
+    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
+        def generate(
+            prompt: np.ndarray,
+            steps: int,
+            source: np.ndarray | None = None,
+            uniforms: np.ndarray | None = None,
+            sampling: Any = None,
+            lengths: np.ndarray | None = None,
+        ) -> np.ndarray:
+            chosen = simulate if greedy_too or uniforms is not None or lengths is not None else simulate_generation
+            named: dict[str, Any] = {"uniforms": uniforms, "sampling": sampling, "lengths": lengths}
+            return chosen(config, parameters, prompt, steps, source=source, **named)
+
+        def greedy(prompt: np.ndarray, steps: int, source: np.ndarray | None = None) -> np.ndarray:
+            return generate(prompt, steps, source)
+
+        return {"generate": greedy if greedy_too else generate}
+
+    return offering(make)
+
+
+def searching(simulate: Simulate) -> Build:
+    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
+        def search(
+            prompt: np.ndarray, steps: int, beams: int, source: np.ndarray | None = None, length_penalty: float = 0.0
+        ) -> tuple[np.ndarray, np.ndarray]:
+            named: dict[str, Any] = {"length_penalty": length_penalty, "source": source}
+            return simulate(config, parameters, prompt, steps, beams, **named)[:2]
+
+        return {"beam_search": search}
+
+    return offering(make)
+
+
+def stepping(simulate: Simulate) -> Build:
+    """A port whose cache is what it was shown."""
+
+    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
+        def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
+            shown, sizes = ({"source": source} if source is not None else {}, ()) if cache is None else cache
+            name = config.input_names[-1]
+            shown = shown | {name: np.concatenate([*([shown[name]] if name in shown else []), tokens], 1)}
+            sizes = (*sizes, tokens.shape[1])
+            logits = simulate(config, forward.parameters, shown, sizes)
+            return logits[:, -tokens.shape[1] :].astype(np.float32), (shown, sizes)
+
+        return {"step": step}
+
+    return offering(make)
+
+
+def learning(how: Simulate) -> Build:
+    def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
+        given = {name: value.astype(np.float32) for name, value in parameters.items()}
+        return {"train": lambda batches, training: how(config, given, batches, training)}
+
+    return offering(make)
+
+
+def first_probe(name: str) -> Probe:
+    return probes_of(CONFIGS[name], name if name in PRESETS else "config")["mixed"]
+
+
+def found_in(row: Capability, build: Build, name: str, dtype: str = "float32") -> CapabilityResult:
+    """What is found in one capability of a port."""
+    probe = first_probe(name)
+    port = build(probe.config, probe.parameters)
+    logits = {"mixed": run(port, probe, logits_only=True)["logits"]} if row is LOSS else {}
+    return compare_capability(row, BuiltPort(build, port), ForwardPass({"mixed": probe}, logits, dtype))
+
+
+OF_ROTATIONS = [
+    how.says for how in CACHE_FAULTS if how.says.startswith(("queries begin at position 0", "keys are kept before"))
+]
+OF_STATES = [how.says for how in CACHE_FAULTS if how.id == "cache-state"]
+CACHED = ["translation", "pre-norm", "notes-lm", "notes-attention", "shared-heads", "llama", "qwen3_next", "mamba2"]
+
+
+def shows(how: SimulatedFault, name: str) -> bool:
+    """Return whether a fault is one in a configuration."""
+    config = CONFIGS[name]
+    needs = {
+        "padding in the cache is visible": config.has_decoder and config.decoder_mask == "causal-and-padding",
+        "padding in the source is visible": config.has_encoder and config.pad_id is not None,
+        **dict.fromkeys(OF_ROTATIONS, config.positions == "rotary"),
+        **dict.fromkeys(OF_STATES, name == "qwen3_next" or (name == "mamba2" and how.says == OF_STATES[0])),
+    }
+    if name in ("llama", "qwen3_next", "mamba2") and how.says not in (*OF_ROTATIONS, *OF_STATES):
+        return False
+    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # where nothing ends
+        return False
+    return needs.get(how.says, True)
+
+
+def distinct(faults: Iterable[SimulatedFault]) -> list[SimulatedFault]:
+    """The first of those that say the same."""
+    found: dict[str, SimulatedFault] = {}
+    for how in faults:
+        found.setdefault(how.says, how)
+    return list(found.values())
+
+
+TABLES: dict[str, tuple[Capability, Sequence[SimulatedFault], Callable[[Simulate], Build], list[str]]] = {
+    "loss": (LOSS, LOSS_FAULTS, with_loss, ["translation", "notes-lm"]),
+    "generate": (GENERATION, GREEDY_FAULTS, lambda how: generating(how, greedy_too=True), list(PRESETS)),
+    "generate.sampling": (GENERATION, SAMPLING_FAULTS, generating, ["notes-lm"]),
+    "generate.lengths": (GENERATION, RAGGED_FAULTS, generating, ["translation"]),
+    "beam_search.length_penalty": (BEAMS, BEAM_FAULTS, searching, ["translation"]),
+    "step": (STEPS, distinct(CACHE_FAULTS), stepping, CACHED),
+    "train": (TRAINING, OPTIMIZER_FAULTS, learning, ["trained"]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("claim", TABLES)
+def test_every_fault_is_named(claim: str, pytestconfig: pytest.Config) -> None:
+    row, faults, build, names = TABLES[claim]
+    every = pytestconfig.getoption("--every-case")
+    for number, how in enumerate(faults):
+        acting = [name for name in names if shows(how, name)]
+        assert acting, how.says
+        for name in acting if every else [acting[number % len(acting)]]:
+            fault = found_in(row, build(how.simulate), name).faults[-1]
+            found = (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable)
+            assert found == (claim, [how.says], ()), (name, how.says)
+
+
+RIGHT: list[tuple[Capability, Build, str]] = [
+    *((LOSS, with_loss(cross_entropy), name) for name in ("translation", "notes-lm")),
+    *((GENERATION, generating(simulate_generation), name) for name in ("notes-lm", "pre-norm", "translation")),
+    *((BEAMS, searching(simulate_beam_search), name) for name in ("notes-lm", "pre-norm", "translation")),
+    *((STEPS, backend, name) for backend in (numpy_build, pytorch_build) for name in ("notes-lm", "shared-heads")),
+    (TRAINING, learning(train), "trained"),
+]
+
+
+@pytest.mark.long
+def test_what_is_right_agrees() -> None:
+    for row, build, name in RIGHT:
+        found = found_in(row, build, name)
+        assert not found.faults and {claim.verdict for claim in found.claims} == {"agrees"}, (row.name, name)
+        assert {claim.id for claim in found.claims} == {way.claim for way in row.ways}, (row.name, name)
+
+
+UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {
+    "loss": (LOSS, with_loss(lambda logits, targets, pad_id: logits.mean()), "translation", "loss"),
+    "training": (
+        TRAINING,
+        learning(lambda *given: (train(*given)[0], {n: x * np.float32(1.001) for n, x in train(*given)[1].items()})),
+        "trained",
+        "train",
+    ),
+    "a second best token": (
+        GENERATION,
+        generating(lambda *given, **named: another_token(simulate_generation(*given, **named)), greedy_too=True),
+        "notes-lm",
+        "generate",
+    ),
+}
+
+
+def another_token(tokens: np.ndarray) -> np.ndarray:
+    """The same tokens, but one in the last row."""
+    tokens[-1:, 5:6] = (tokens[-1:, 5:6] + 1) % CONFIGS["notes-lm"].vocab_size
+    return tokens
+
+
+@pytest.mark.long
+def test_what_nobody_knows_has_no_name() -> None:
+    for name, (row, build, config, claim) in UNKNOWN.items():
+        (fault,) = found_in(row, build, config).faults
+        assert (fault.where, fault.causes) == (claim, ()), name
+
+
+@pytest.mark.parametrize(("cause", "value", "right"), [("loss-scale", 3.5, 1.0), ("loss-smoothing", 0.1, 0.0)])
+def test_a_number_in_a_loss_is_fitted(cause: str, value: float, right: float) -> None:
+    losses: dict[str, Simulate] = {
+        "loss-scale": lambda *given: 3.5 * cross_entropy(*given),
+        "loss-smoothing": lambda logits, targets, pad_id: cross_entropy(logits, targets, pad_id, 0.1),
+    }
+    report = check(with_loss(losses[cause]), preset="translation")
+    (fault,) = report.faults
+    assert [found.mistake for found in fault.causes] == [cause] and fault.causes[0].says in sentence(report)
+    fitted = fault.causes[0].value
+    assert fitted is not None
+    slope = fault.error / abs(value - right)  # of the loss, by the number
+    assert abs(fitted - value) * slope <= max(1.0, value) * fault.budget
+
+
+def other_of(answer: Any) -> Callable[..., Any]:
+    return lambda *given, **named: answer
+
+
+def changed(method: str, change: Callable[..., Any]) -> Build:
+    """A port whose answers of one method are changed on their way out."""
+    return offering(
+        lambda config, parameters, forward: {
+            method: lambda *given, **named: change(getattr(forward, method)(*given, **named))
+        },
+        pytorch_build,
+    )
+
+
+FORMS: list[tuple[Capability, str, Build, str]] = [
+    (LOSS, "loss", with_loss(other_of({"loss": 1.0})), ""),
+    (GENERATION, "generate", changed("generate", other_of(None)), ""),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens.astype(float)), "of integers"),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens[0]), "expected (batch, length)"),
+    *(
+        (BEAMS, "beam_search", changed("beam_search", change), "TypeError")
+        for change in (lambda found: found[0], lambda found: (found[0], found[1][:, None]), other_of((1.0, 2.0)))
+    ),
+    (STEPS, "step", offering(lambda *_: {"step": lambda tokens, cache, source=None: tokens}), "TypeError"),
+    (STEPS, "step", offering(lambda *_: {"step": lambda tokens: 1}), "TypeError"),
+    (
+        STEPS,
+        "step",
+        offering(lambda *_: {"step": lambda tokens, cache, source=None: (tokens, cache)}),
+        "expected (8, 1, 31) floats, one by one",
+    ),
+    (TRAINING, "train", learning(other_of(1)), "it raised TypeError"),
+    (TRAINING, "train", learning(lambda *given: ([0.0], train(*given)[1])), "losses of the shape (1,), expected (3,)"),
+    (TRAINING, "train", learning(lambda *given: (train(*given)[0], {})), "it raised TypeError: no decoder."),
+]
+
+
+@pytest.mark.long
+def test_an_answer_in_the_wrong_form_diverges() -> None:
+    for row, where, build, says in FORMS:
+        fault = found_in(row, build, "notes-lm").faults[0]
+        assert (fault.where, [cause.mistake for cause in fault.causes]) == (where, ["raises"]), (where, says)
+        assert says in fault.causes[0].says
+
+
+ENDLESS = ("unfinished continuations", "beams are kept by their scores", "an ended continuation")
+"""Beginnings of the descriptions of faults that show only when a row ends."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", [*GENERATION.ways[2:], BEAMS.ways[1]], ids=lambda way: way.claim)
+def test_every_fault_shows_in_what_is_asked_and_no_two_alike(way: Way) -> None:
+    for name in ("notes-lm", "pre-norm", "translation"):
+        probe = first_probe(name)
+        faults = [how for how in way.faults if probe.config.eos_id is not None or not how.says.startswith(ENDLESS)]
+        right = simulate_beam_search if way in BEAMS.ways else simulate_generation
+        answers = {"right": answered(way, right, probe)}
+        answers |= {how.says: answered(way, how.simulate, probe) for how in faults}
+        assert len(answers) == 1 + len(faults)
+        for (one, first), (other, second) in itertools.combinations(answers.items(), 2):
+            assert first != second, (one, other)
+
+
+def answered(way: Way, simulate: Simulate, probe: Probe) -> list[bytes]:
+    """The answers of a simulated port to all requests of a way, with scores to six digits."""
+    asked = way.requests({"mixed": probe}).values()
+    if way not in BEAMS.ways:
+        return [simulated_tokens(simulate, request).tobytes() for request in asked]
+    return [
+        tokens.tobytes() + np.round(scores, 6).tobytes()
+        for tokens, scores in (simulated_beams(simulate, request) for request in asked)
+    ]

@@ -1,0 +1,223 @@
+"""Tokens and scores are judged to within rounding: ties, worse beams, and what a port does not take."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.capabilities.test_faults import first_probe, found_in, generating, offering
+
+from transparity.config import TransformerConfig
+from transparity.protocol import Backend
+from transparity.sampling import Sampling
+from transparity_conformance import check
+from transparity_conformance.capabilities.decoding.generation import (
+    BEAMS,
+    GENERATION,
+    simulated_beams,
+    simulated_tokens,
+)
+from transparity_conformance.capabilities.decoding.teacher_forcing import best_scores, judged, judged_beams, true_scores
+from transparity_conformance.capabilities.faults.beams import simulate_beam_search
+from transparity_conformance.capabilities.faults.generation import simulate_generation
+from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.requests import (
+    Request,
+    beam_requests,
+    drawing_requests,
+    penalty_requests,
+    ragged_requests,
+    sampling_requests,
+)
+from transparity_conformance.report.comparison import difference
+from transparity_numpy.decoding.beams import beam_search
+from transparity_numpy.port import build as numpy_build
+
+PRESETS = ("notes-lm", "pre-norm", "translation")
+ENDLESS = ("unfinished continuations", "beams are kept by their scores", "an ended continuation")
+"""Beginnings of the descriptions of faults that show only when a row ends."""
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_asked_of_beams_is_no_tie(preset: str) -> None:
+    for request in (*beam_requests(first_probe(preset)), *penalty_requests(first_probe(preset))):
+        exact = {name: value.astype(np.float64) for name, value in request.parameters.items()}
+        given = (request.config, exact, request.prompt, request.steps, request.beams)
+        tokens, scores, margin = simulate_beam_search(
+            *given, length_penalty=request.length_penalty, source=request.source
+        )
+        expected = beam_search(*given, length_penalty=request.length_penalty, source=request.source)
+        np.testing.assert_array_equal(tokens, expected[0])
+        oracle = true_scores(request, tokens)
+        assert difference(scores, expected[1]) <= oracle.budget("scores", "float64")
+        assert margin.min() > 10 * oracle.budget("scores", "float32")
+
+
+@pytest.mark.sampled(3)
+def test_our_backends_agree_in_all_that_they_do(backend: Backend) -> None:
+    rows = {GENERATION: "notes-lm", BEAMS: "notes-lm", TRAINING: "trained"}
+    for row, name in rows.items():
+        found = found_in(row, lambda config, parameters: backend(config, parameters, dtype="float32"), name)
+        assert (found.faults, found.not_compared) == ((), ())
+        expected = [(way.claim, "agrees") for way in row.ways]
+        assert [(claim.id, claim.verdict) for claim in found.claims] == expected
+
+
+def takes_no_keywords(method: Callable[..., Any]) -> Callable[..., Any]:
+    def positional(*given: Any) -> Any:
+        return method(*given)
+
+    return positional
+
+
+def test_what_a_port_does_not_take_is_not_compared() -> None:
+    methods = ("generate", "beam_search")
+    build = offering(lambda *given: {name: takes_no_keywords(getattr(given[-1], name)) for name in methods})
+    report = check(build, preset="notes-lm", logits_only=True)
+    assert report.verdict == "agrees"
+    for says in (
+        "generate.uniforms: the port's generate takes no uniforms",
+        "generate.sampling: the port's generate takes no uniforms and no sampling",
+        "generate.lengths: the port's generate takes no lengths",
+        "beam_search.length_penalty: the port's beam_search takes no length_penalty",
+    ):
+        assert says in report.not_compared
+
+
+def test_what_goes_by_a_wrong_greedy_generation_is_not_compared() -> None:
+    def generate(prompt: np.ndarray, steps: int, **named: Any) -> np.ndarray:
+        return np.concatenate([prompt, np.ones((len(prompt), steps), int)], axis=1)
+
+    found = found_in(GENERATION, offering(lambda *_: {"generate": generate}), "notes-lm")
+    assert [fault.where for fault in found.faults] == ["generate"]
+    assert [says.partition(":")[0] for says in found.not_compared] == [way.claim for way in GENERATION.ways[1:]]
+
+
+def test_draws_in_half_precision_are_not_compared() -> None:
+    found = found_in(GENERATION, generating(simulate_generation), "notes-lm", "bfloat16")
+    assert [claim.id for claim in found.claims] == ["generate", "generate.lengths"]
+    assert any(says.startswith("generate.sampling: coarse rounding") for says in found.not_compared)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no luck"), TypeError("no keyword, but no more is known")])
+def test_what_a_way_raises_leaves_the_others_compared(error: Exception) -> None:
+    def make(config: TransformerConfig, parameters: dict[str, np.ndarray], forward: Any) -> dict[str, Any]:
+        def generate(prompt: np.ndarray, steps: int, **named: Any) -> np.ndarray:
+            if "sampling" in named:
+                raise error
+            tokens: np.ndarray = forward.generate(prompt, steps, **named)
+            return tokens
+
+        return {"generate": generate}
+
+    found = found_in(GENERATION, offering(make), "notes-lm")
+    (fault,) = found.faults
+    assert fault.where == "generate.sampling"
+    assert f"raised {type(error).__name__}" in fault.causes[0].says
+    agreeing = [claim.id for claim in found.claims if claim.verdict == "agrees"]
+    assert agreeing == ["generate", "generate.uniforms", "generate.lengths"]
+
+
+@pytest.mark.parametrize(("off", "says"), [(-1e-3, "right"), (1e-9, "a tie"), (1e-3, "wrong")])
+def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, says: str) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    assert request.uniforms is not None
+    tokens, uniforms = simulated_tokens(simulate_generation, request), request.uniforms.copy()
+    uniforms[0, 0] = upper_end(request, tokens) + off
+    found = judged(dataclasses.replace(request, uniforms=uniforms), tokens, "float32")
+    place = f"token {request.prompt.shape[1]}, drawn"
+    assert (found.share <= 1) == (says != "wrong")
+    assert found.near == ((f"{place} is a tie to within rounding",) if says == "a tie" else ())
+    assert says == "right" or found.where == place
+
+
+def upper_end(request: Request, tokens: np.ndarray) -> float:
+    """Upper end of the interval of the first sampled token of the first row."""
+    context = {"tokens": tokens[:1, : request.prompt.shape[1]]}
+    logits = np.asarray(numpy_build(request.config, request.parameters).logits(**context))[0, -1]
+    weights = np.exp(logits - logits.max())
+    return float(weights[: tokens[0, request.prompt.shape[1]] + 1].sum() / weights.sum())
+
+
+def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> None:
+    request = sampling_requests(first_probe("notes-lm"))[0]
+    tokens = simulated_tokens(simulate_generation, request)
+    errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
+    assert sum(np.isinf(error) for error in errors.values()) >= 2, "of ten tokens top_k leaves eight"
+    assert judged(request, tokens, "float32").error == 0.0
+
+
+def with_last(tokens: np.ndarray, token: int) -> np.ndarray:
+    changed = tokens.copy()
+    changed[0, -1] = token
+    return changed
+
+
+def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -> None:
+    (request,) = beam_requests(first_probe("translation"))
+    tokens, scores = simulated_beams(simulate_beam_search, request)
+    right = judged_beams(request, tokens, scores, "float32")
+    assert (right.share < 1, right.near) == (True, ())
+    found = judged_beams(request, tokens, scores + 1e-3, "float32")
+    assert (found.share > 1, found.where) == (True, "the scores, beams")
+    greedy, of_greedy = simulated_beams(functools.partial(simulate_beam_search, begins_apart=False), request)
+    found = judged_beams(request, greedy, of_greedy, "float32")
+    assert (found.share > 1, found.where) == (True, "the tokens, beams")
+
+
+def twinned(request: Request, token: int, twin: int, by: float) -> Request:
+    """The same, but that wherever `token` comes to a logit, `twin` comes to one that is more `by` so much."""
+    weight, bias = (request.parameters[f"head.{part}"].astype(np.float64) for part in ("weight", "bias"))
+    weight[twin], bias[twin] = weight[token], bias[token] + by
+    return dataclasses.replace(request, parameters=request.parameters | {"head.weight": weight, "head.bias": bias})
+
+
+@pytest.mark.parametrize(("by", "says"), [(1e-7, "a tie"), (1e-2, "wrong")])
+@pytest.mark.parametrize("options", [None, Sampling(top_k=1)], ids=["greedily", "drawn of one"])
+def test_another_token_is_right_if_it_is_as_likely_to_within_rounding(
+    by: float, says: str, options: Sampling | None
+) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    request = dataclasses.replace(request, uniforms=request.uniforms if options else None, sampling=options)
+    begin = request.prompt.shape[1]
+    token = int(simulated_tokens(simulate_generation, request)[0, begin])
+    twin = 5 if token != 5 else 6
+    chosen = simulated_tokens(simulate_generation, twinned(request, token, twin, by))
+    assert chosen[0, begin] == twin
+    found = judged(twinned(request, token, twin, -by), chosen, "float32")
+    assert (found.share <= 1) == (says == "a tie")
+    assert bool(found.near) == (says == "a tie") or options is not None
+
+
+@pytest.mark.parametrize(("by", "says"), [(1e-7, "a tie"), (1e-2, "wrong")])
+def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_to_within_rounding(
+    by: float, says: str
+) -> None:
+    (request,) = drawing_requests(first_probe("notes-lm"))
+    request = dataclasses.replace(request, name="one beam", uniforms=None, beams=1, steps=3)
+    token = int(simulated_beams(simulate_beam_search, request)[0][0, request.prompt.shape[1]])
+    twin = 5 if token != 5 else 6
+    worse = []
+    for sign in (1, -1):  # one of the two is followed by what is worse
+        tokens, _ = simulated_beams(simulate_beam_search, twinned(request, token, twin, sign * by))
+        asked = twinned(request, token, twin, -sign * by)
+        found = judged_beams(asked, tokens, true_scores(asked, tokens).expected["scores"], "float32")
+        behind = (best_scores(asked) - true_scores(asked, tokens).expected["scores"]).max()
+        if behind > found.budget:
+            worse.append(found)
+    assert worse
+    assert all((found.share <= 1) == (says == "a tie") for found in worse)
+    assert all(bool(found.near) == (says == "a tie") for found in worse)
+
+
+def test_ragged_prompts_are_asked_for_where_the_mask_hides() -> None:
+    (request,) = ragged_requests(first_probe("translation"))
+    assert len(set(request.begins.tolist())) > 1
+    assert any(
+        says.startswith("generate.lengths: this mask hides nothing")
+        for says in found_in(GENERATION, generating(simulate_generation), "walkthrough").not_compared
+    )

@@ -1,0 +1,182 @@
+"""Losses and gradients of a port, beside right and wrong logits; a wrong gradient is placed and named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.capabilities.test_faults import Offering, other_of, with_loss
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity_conformance import check
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.probes import probe_parameters
+from transparity_numpy.port import build as numpy_build
+from transparity_numpy.training.loss import cross_entropy
+from transparity_pytorch.port import build as pytorch_build
+
+Gradients = dict[str, np.ndarray]
+MISSING = "the port does not offer it"
+
+
+def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
+    """A port whose gradients are changed on their way out."""
+
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = pytorch_build(config, parameters)
+
+        def said(targets: np.ndarray, **tokens: Any) -> Any:
+            return change(*forward.loss_and_gradients(targets, **tokens))
+
+        return Offering(forward, loss_and_gradients=said)
+
+    return build
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("preset", ["notes-lm", "translation"])
+def test_our_own_loss_and_gradients_agree(preset: str) -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = pytorch_build(config, parameters)
+        return Offering(forward, loss=forward.loss, loss_and_gradients=forward.loss_and_gradients)
+
+    report = check(build, preset=preset)
+    assert report.verdict == "agrees"
+    held = {claim.id: claim.verdict for claim in report.claims}
+    assert held["loss"] == held["loss_and_gradients"] == held["gradients"] == "agrees"
+    assert not any(MISSING in says for says in report.not_compared if says.startswith("loss"))
+
+
+def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = numpy_build(config, parameters, dtype="float32")
+        return Offering(lambda **tokens: forward.logits(**tokens)[:, :-1], loss=lambda targets, **tokens: 1.0)
+
+    report = check(build, preset="notes-lm")
+    assert report.verdict == "diverges"
+    assert any(says.startswith("loss: no probe") for says in report.not_compared)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("build", [numpy_build, pytorch_build], ids=["numpy", "pytorch"])
+def test_a_head_without_logits_has_no_loss_to_compare(build: Callable[..., Any]) -> None:
+    report = check(lambda config, parameters: build(config, parameters, dtype="float32"), config=CASES["bert"])
+    assert report.verdict == "agrees"
+    without = [says.partition(":")[0] for says in report.not_compared if "'pooled', which has no loss" in says]
+    assert set(without) >= {"loss", "train"}
+    assert not [says for says in report.not_compared if "raised" in says]
+
+
+def test_a_wrong_loss_is_named_with_given_parameters_too() -> None:
+    config = CASES["bloom"]
+    given: dict[str, Any] = {"config": config, "parameters": probe_parameters(config, 7)}
+    assert check(with_loss(cross_entropy), **given).verdict == "agrees"
+    in_bits = next(fault for fault in LOSS_FAULTS if fault.id == "loss-base")
+    (fault,) = check(with_loss(in_bits.simulate), **given).faults
+    assert (fault.where, fault.causes[0].mistake) == ("loss", "loss-base")
+
+
+def test_a_loss_beside_logits_of_any_size_is_judged() -> None:
+    """All alike, too large for float32, or so sure of every target that the loss is 0."""
+
+    for sizes in ((0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)):
+
+        def logits(tokens: np.ndarray, sizes: tuple[float, float] = sizes) -> np.ndarray:
+            aimed_at = np.roll(tokens, -1, axis=1)[..., None] == np.arange(preset("notes-lm").resized().vocab_size)
+            return np.where(aimed_at, sizes[1], sizes[0])
+
+        port = Offering(logits, loss=lambda targets, **tokens: float(targets.size))
+        report = check(lambda *_, port=port: port, preset="notes-lm", budget=0)  # no search for what makes such logits
+        assert (report.verdict, report.faults[-1].where, report.faults[-1].causes) == ("diverges", "loss", ())
+
+
+def of_another_scale(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+    """A wrong forward pass: scores are divided by the other root."""
+    scale: dict[str, Any] = {"attention_scale": "head_dim" if config.attention_scale == "embed_dim" else "embed_dim"}
+    return numpy_build(dataclasses.replace(config, **scale), parameters, dtype="float32")
+
+
+def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = of_another_scale(config, parameters)
+
+        def loss(targets: np.ndarray, **tokens: np.ndarray) -> Any:
+            logits = np.asarray(forward.logits(**tokens), np.float64)
+            shifted = logits - logits.max(-1, keepdims=True)
+            surprises = np.log(np.exp(shifted).sum(-1)) - np.take_along_axis(shifted, targets[..., None], -1)[..., 0]
+            return surprises[targets != config.pad_id].mean()
+
+        return Offering(forward, loss=loss)
+
+    report = check(build, preset="translation")
+    assert report.verdict == "diverges"
+    assert "loss" not in [fault.where for fault in report.faults]
+    assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
+
+
+def scaled(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: -gradient for name, gradient in gradients.items()}
+
+
+def cut(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: value * ("cross_attention.key" not in name) for name, value in gradients.items()}
+
+
+def left_out(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: value for name, value in gradients.items() if not name.startswith("encoder")}
+
+
+def one_wrong_number(loss: float, gradients: Gradients) -> Any:
+    changed = gradients["encoder.layers.0.feed_forward.up.weight"].copy()
+    changed[2, 1] += 1e-3
+    return loss, gradients | {"encoder.layers.0.feed_forward.up.weight": changed}
+
+
+def not_a_number(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: gradient * np.nan for name, gradient in gradients.items()}
+
+
+def transposed(loss: float, gradients: Gradients) -> Any:
+    return loss, {name: gradient.T for name, gradient in gradients.items()}
+
+
+GRADIENTS: list[tuple[Callable[..., Any], str, str | None]] = [
+    (scaled, "head.bias", "gradient-scale"),
+    (cut, "decoder.layers.1.cross_attention.key.weight", "gradient-missing"),
+    (left_out, "encoder.layers.1.feed_forward_norm.bias", "gradient-missing"),
+    (one_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
+    (not_a_number, "head.bias", None),
+    (transposed, "head.weight", None),
+]
+
+
+@pytest.mark.long
+def test_a_wrong_gradient_is_placed() -> None:
+    for change, where, cause in GRADIENTS:
+        report = check(with_gradients(change), preset="translation")
+        (fault,) = report.faults
+        assert (report.verdict, fault.where) == ("diverges", f"gradient.{where}")
+        assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)
+
+
+def test_the_gradients_of_a_wrong_forward_pass_are_not_compared() -> None:
+    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
+        forward = of_another_scale(config, parameters)
+        return Offering(forward, loss_and_gradients=lambda targets, **tokens: (0.0, {}))
+
+    report = check(build, preset="translation")
+    assert any(says.startswith("loss_and_gradients: the forward pass diverges") for says in report.not_compared)
+
+
+@pytest.mark.long
+def test_gradients_in_the_wrong_form_diverge() -> None:
+    for answer in (None, "a word", 1.0, (1.0, 2.0), {"loss": 1.0}):
+        report = check(with_gradients(other_of(answer)), preset="notes-lm")
+        (fault,) = report.faults
+        assert (report.verdict, report.exit_code, fault.where) == ("diverges", 1, "gradients"), answer
+        assert [cause.mistake for cause in fault.causes] == ["raises"]

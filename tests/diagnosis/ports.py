@@ -1,0 +1,44 @@
+"""Ports that the tests check: the reference in float32, changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.transformer import transformer
+
+Carry = Callable[[TransformerConfig, Arrays], Arrays]
+"""From the configuration and the right parameters to those that are others."""
+
+Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]
+"""From the configuration, a tap and a value there to another value."""
+
+
+def port(
+    carry: Carry = lambda config, parameters: {},
+    change: Change = lambda config, name, value: value,
+    shown: Change = lambda config, name, value: value,
+) -> Callable[..., Any]:
+    """Return the `build` of a port with other parameters, which flows on with changed values and shows `shown` ones."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
+        changed = parameters | carry(config, parameters)
+
+        def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
+            taps = Arrays()
+
+            def tap(name: str, value: np.ndarray) -> np.ndarray:
+                value = change(config, name, value).astype(np.float32)
+                taps[name] = shown(config, name, value)
+                return value
+
+            transformer(config, changed, tap=tap, **tokens)
+            return taps
+
+        return forward
+
+    return build

@@ -1,0 +1,47 @@
+"""The models of families in cases.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """A model of transformers, as cases.toml describes it."""
+
+    model: str
+    fields: dict[str, Any]
+    expected: dict[str, Any]
+    length: int = 11
+    head: str | None = None
+    decoded: bool = False
+
+
+def _with_null(value: Any) -> Any:
+    """TOML has no null: here it is "null"."""
+    if isinstance(value, dict):
+        return {key: _with_null(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_null(each) for each in value]
+    return None if value == "null" else value
+
+
+_TABLES: dict[str, dict[str, Any]] = _with_null(
+    tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+)
+
+
+def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **rest: Any) -> Case:
+    sizes = {name: value for table in like for name, value in _TABLES["sizes"][table].items()}
+    return Case(fields=sizes | (fields or {}), **rest)
+
+
+CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
+"""Models of transformers that each family is compared with, by family and what is special."""
+
+CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
+"""Models that a family has beside its small one, as the fields of ours that differ."""
+
+REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
+"""Fields of a case that are refused, and a part of the message, by what they are."""

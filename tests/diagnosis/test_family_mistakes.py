@@ -177,7 +177,7 @@ def test_another_form_of_the_same_is_right(
         said = {
             name: _column(
                 dataclasses.replace(probe.config, **fields),
-                change(config, dict(probe.parameters)) if change else probe.parameters,
+                change(probe.config, dict(probe.parameters)) if change else probe.parameters,
             )(**probe.inputs)
             for name, probe in probes.items()
         }

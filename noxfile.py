@@ -137,14 +137,12 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: many ports, attacks, drafts, audits and adapters."""
+    """Measure how often the checker is right: planted bugs, right ports, attacks, audits and adapters."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.power.run", "--jobs", "2", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
-        session.run("python", "-m", "meta.independent.measure", env=environment)
         session.run("python", "-m", "meta.attacks.run", env=environment)
-        session.run("python", "-m", "meta.drafts.measure", env=environment)
         session.run("python", "-m", "meta.audits.measure", "--twins", env=environment)
         session.run("python", "-m", "meta.adapting.measure", env=environment)
         session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), env=environment)
@@ -156,7 +154,7 @@ def exam(session: nox.Session) -> None:
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.exam.measure", "--jobs", "2", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--pool", "exam", "--jobs", "2", *session.posargs, env=environment)
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,9 @@ import torch
 import torch.nn.functional as F
 from tests.listening.common import is_same
 
-from meta.independent.measure import CONFIGS
 from meta.independent.model import Model
-from meta.power.family_port import FamilyFault, always, replaced
-from meta.power.family_port import build_port as build_family_port
-from meta.power.plain_port import PlainFault, build_port
-from meta.power.simulated import case_probes, of_logits
+from meta.listening.cost import Model as TextbookGpt2
+from meta.pool.port import CASES, port_with, probes_called
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance import check
@@ -118,7 +116,7 @@ def heard(port: Any, probe: Probe) -> tuple[Plan, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("name", ["translation", "notes-lm", "pre-norm", "llama", "gemma", "bloom", "t5", "bert"])
 def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> None:
-    probe = aligned_probe(next(iter(probes_of(CONFIGS[name], name).values())))
+    probe = aligned_probe(next(iter(probes_of(CASES[name], name).values())))
     port = Model(probe.config, probe.parameters)
     _, taps = heard(port, probe)
     assert taps.keys() == probe.oracle.expected.keys()
@@ -129,12 +127,13 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
 
 def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
     """Mamba-2 masks what is convolved, which has the same numbers before and after it where nothing is padding."""
-    probes, build = case_probes("mamba2"), build_family_port(None)
+    probes, silent = probes_called("mamba2"), port_with(taps=False)
     padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
-    plan, _ = heard(built(of_logits(build), row := aligned_probe(padded)), row)
-    taps, operations = run_listening(built(of_logits(build), padded), padded)
+    plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
+    taps, operations = run_listening(built(silent, padded), padded)
     found, _ = read(plan, padded, operations, taps["logits"])
-    own = build(padded.config, padded.parameters)(**padded.inputs)
+    shown = port_with()(padded.config, padded.parameters)(**padded.inputs)
+    own = {tap: value.numpy() for tap, value in shown.items()}
     convolved = [tap for tap in own if tap.endswith("_convolved")]
     assert len(convolved) == 3 * padded.config.num_decoder_layers
     assert [tap for tap in convolved if not is_same(found[tap], own[tap])] == []
@@ -142,11 +141,9 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
 
 def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
     """Without its bias, a tap is the product itself, which the port makes of the transposed weight for one row."""
-    probes = case_probes("clip-vision")
-    unbiased = replaced(lambda name, x: x * 0 if name.endswith("down.bias") else x)
-    build = build_family_port(FamilyFault(("bias-dropped",), "down", ".*", always, parameters=unbiased))
-    plan, _ = heard(built(of_logits(build), row := aligned_probe(probes["mixed"])), row)
-    taps, operations = run_listening(built(of_logits(build), probes["tiny"]), probes["tiny"])
+    probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
+    plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
+    taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
     found, _ = read(plan, probes["tiny"], operations, taps["logits"])
     assert found.keys() == probes["tiny"].oracle.expected.keys()
 
@@ -173,7 +170,7 @@ class FiveBugs(Model):
 
 def test_taps_are_found_between_faults_that_follow_each_other() -> None:
     """In front of scores the rotation and the grouping of heads are wrong, in front of the gate a norm is."""
-    probe = aligned_probe(probes_of(CONFIGS["llama"], "llama")["tiny"])
+    probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port = FiveBugs(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
     assert plan.matches.keys() == probe.oracle.expected.keys()
@@ -213,11 +210,42 @@ def test_a_right_port_is_not_listened_to() -> None:
     assert not any("listened" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("id", ["attention-scale", "activation", "head-split"])
-def test_a_numpy_port_without_taps_is_named_as_one_with_taps(id: str) -> None:
-    variant = {"attention-scale": "none", "activation": "silu", "head-split": "split"}[id]
-    report = check(build_port(PlainFault(id, variant), taps=False), preset="notes-lm")
-    assert report.faults[0].causes[0].mistake == id
+class NumpyGpt2(TextbookGpt2):
+    """GPT-2 in NumPy."""
+
+    def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
+        super().__init__(config, parameters, np)
+
+
+class NumpySilu(NumpyGpt2):
+    def feed(self, at: str, x: np.ndarray) -> Any:
+        x = self.dense(f"{at}.up", x)
+        return self.dense(f"{at}.down", x / (1 + np.exp(-x)))
+
+
+class NumpyHeadsByAView(NumpyGpt2):
+    def heads(self, x: np.ndarray) -> Any:
+        return x.reshape(len(x), self.c.num_heads, x.shape[1], -1)
+
+
+class NumpyTwiceTheScale(NumpyGpt2):
+    def attend(self, at: str, x: np.ndarray) -> Any:
+        query, key, value = (self.heads(self.dense(f"{at}.{name}", x)) for name in ("query", "key", "value"))
+        scores = query @ key.swapaxes(-1, -2) / query.shape[-1]
+        scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = weights / weights.sum(-1, keepdims=True)
+        return self.dense(f"{at}.output", (weights @ value).swapaxes(1, 2).reshape(x.shape))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("build", "cause"),
+    [(NumpyTwiceTheScale, "attention-scale"), (NumpySilu, "activation"), (NumpyHeadsByAView, "head-split")],
+)
+def test_a_numpy_port_without_taps_is_named_as_one_with_taps(build: type[NumpyGpt2], cause: str) -> None:
+    report = check(build, config=dataclasses.replace(GPT2, activation="gelu-tanh"))
+    assert report.faults[0].causes[0].mistake == cause
     assert report.faults[0].source is not None, report.notes
     assert report.faults[0].where != "logits"
 
@@ -240,7 +268,7 @@ def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
 
 @pytest.mark.long
 def test_of_several_causes_the_first_is_to_be_mended_first() -> None:
-    report = check(FiveBugs, config=CONFIGS["llama"])
+    report = check(FiveBugs, config=CASES["llama"])
     assert sentence(report).startswith("Mend this first: test_alignment.py:")
     places = [finding.faults[0].where for finding in findings(report)]
-    assert places == sorted(places, key=list(tap_shapes(CONFIGS["llama"], 1, tokens=1)).index)
+    assert places == sorted(places, key=list(tap_shapes(CASES["llama"], 1, tokens=1)).index)

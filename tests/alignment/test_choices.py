@@ -6,6 +6,7 @@ choose from, and the scores that it masks. Qwen3-MoE has the softmax of all, as 
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +16,18 @@ import pytest
 import torch
 from tests.listening.common import is_same
 
-from meta.power.family_port import FamilyFault, always, build_port, fields_to
-from meta.power.simulated import case_probes, of_logits
+from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
+from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run_listening
+from transparity_numpy.transformer import transformer
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")
@@ -93,10 +95,14 @@ def test_what_a_router_masks_or_weighs_is_not_its_choice_nor_is_a_right_query_wr
 
 
 def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:
-    probes, more = case_probes("deepseek"), fields_to(experts_per_token=3)
-    build = build_port(FamilyFault(("router-count",), "one more", ".*", always, more))
-    row = aligned_probe(next(iter(probes.values())))
-    found = heard(of_logits(build), row)
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
+        """The NumPy column in float32, which chooses one expert more."""
+        more = dataclasses.replace(config, experts_per_token=3)
+        cast = {name: value.astype(np.float32) for name, value in parameters.items()}
+        return lambda **inputs: {"logits": transformer(more, cast, **inputs)}
+
+    row = aligned_probe(next(iter(probes_of(MODELS["deepseek"], "deepseek").values())))
+    found = heard(build, row)
     assert wrong(row, found) == {"feed_forward.router_chosen"}
     chosen = [value for tap, value in found.items() if tap.endswith("router_chosen")]
     assert chosen and all(np.all(each.sum(-1) == 3) for each in chosen)

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.independent.capability_faults import FAULTS
+from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.running.process.isolation import isolated
 from transparity_conformance.running.process.running import listen_in_full
 
 LINES = {
-    "from 0 again": "at - at[:, :1]",
-    "one too high": "where + by * (int(where[0, 0]) > 0)",
-    "queries from 0 again": 'where - where[:, :1] if role == "query"',
-    "keys kept unrotated": "return torch.cat([old_key, key], 2), value",
-    "not itself": "(at - 1).clamp(min=0)",
-    "the step alone": "torch.arange(keys) >= where[0, 0]",
+    "from-0": "return where - where[:, :1]",
+    "one-too-high": "return (where + int(where[0, 0] > 0))",
+    "queries-from-0": "where = where - where[:, :1] if role",
+    "keys-unrotated": "return torch.cat([old_key, key], 2), value",
 }
+"""The line of the port by the id of a row of cache-position."""
 
 STEPS_LOUDLY = """
 from transparity_pytorch import port
@@ -42,12 +41,13 @@ def build(config, parameters):
 """
 
 
-@pytest.mark.parametrize("says", LINES)
-def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(says: str) -> None:
-    fault = next(each for each in FAULTS if each.shows == "step" and each.says == says)
-    report = check(fault.build_alone, "llama", config=example_config("llama"))
+@pytest.mark.parametrize("id", LINES)
+def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(id: str) -> None:
+    report = check(
+        port_with(f"cache-position-{id}", taps=False, offers="step"), "llama", config=example_config("llama")
+    )
     (found,) = (each for each in report.faults if each.where == "step")
-    assert found.source is not None and LINES[says] in found.source["code"]
+    assert found.source is not None and LINES[id] in found.source["code"]
 
 
 @pytest.mark.long

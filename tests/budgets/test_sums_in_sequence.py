@@ -11,7 +11,7 @@ import pytest
 
 from meta.independent.model import Model
 from meta.independent.port import build_with
-from meta.power.plain_port import Style, build_port
+from meta.pool.port import port_with
 from transparity.presets import preset
 from transparity_conformance.checking.reach import compare
 from transparity_conformance.diagnosis.probe_result import compare_segments
@@ -23,9 +23,8 @@ from transparity_conformance.oracle.variants import product_in_sequence, softmax
 Arrays = dict[str, np.ndarray]
 
 
-def online(seed: int) -> Callable[..., Any]:
-    """A right port that takes 1 + `seed` keys at a time."""
-    return build_port([], Style("online softmax", seed), dtype="float32")
+ONLINE = {1: port_with("right-online-one-key"), 4: port_with("right-online")}
+"""Right ports by the number of keys that they take at a time."""
 
 
 def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
@@ -41,9 +40,9 @@ def long_call() -> ReachProbe:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("seed", range(4))
-def test_an_online_softmax_agrees_at_a_length_beyond_the_probes(long_call: ReachProbe, seed: int) -> None:
-    assert not compare(long_call, answer(online(seed), long_call)["logits"], "float32").is_wrong
+@pytest.mark.parametrize("keys", ONLINE)
+def test_an_online_softmax_agrees_at_a_length_beyond_the_probes(long_call: ReachProbe, keys: int) -> None:
+    assert not compare(long_call, np.asarray(answer(ONLINE[keys], long_call)["logits"]), "float32").is_wrong
 
 
 def test_a_long_call_that_forgets_a_key_is_wrong(long_call: ReachProbe) -> None:
@@ -51,14 +50,14 @@ def test_a_long_call_that_forgets_a_key_is_wrong(long_call: ReachProbe) -> None:
     changed["source"] = changed["source"].copy()
     changed["source"][0, 400] = (changed["source"][0, 400] + 1) % long_call.config.source_vocab_size
     other = dataclasses.replace(long_call, inputs=changed)
-    assert compare(long_call, answer(online(0), other)["logits"], "float32").is_wrong
+    assert compare(long_call, np.asarray(answer(ONLINE[1], other)["logits"]), "float32").is_wrong
 
 
 @pytest.mark.long
 def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
     config = dataclasses.replace(preset("walkthrough").resized(), max_length=256)
     probe = Probe("walkthrough", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
-    recorded = {"logits": answer(online(0), probe)["logits"]}
+    recorded = {"logits": np.asarray(answer(ONLINE[1], probe)["logits"])}
     assert not compare_segments(probe, recorded, "float32").wrong
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.check.ports import GPT2, SCORES, Arrays, ScaledByTheWidth, answering, in_precision, with_taps
 
-from meta.power.plain_port import PlainFault, build_port
+from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
@@ -27,7 +27,7 @@ from transparity_pytorch.port import build as pytorch_build
 
 
 def test_a_report_has_the_keys_that_were_promised() -> None:
-    report = check(build_port(PlainFault("attention-scale", "the other root")), preset="translation").as_dict()
+    report = check(port_with("attention-scale-twice"), preset="translation").as_dict()
     assert {"preset", "verdict", "first_divergence", "faults", "claims", "not_compared"} <= set(report)
     assert report["faults"] and report["claims"] and report["not_compared"]
     for fault in report["faults"]:
@@ -50,7 +50,9 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
 )
 @pytest.mark.parametrize("preset", ["translation", "notes-lm"])
 def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, says: str, logits_only: bool) -> None:
-    report = check(build_port(PlainFault("low-precision", variant)), preset=preset, logits_only=logits_only)
+    report = check(
+        port_with(f"low-precision-{variant.replace(' ', '-').lower()}"), preset=preset, logits_only=logits_only
+    )
     assert (report.verdict, report.exit_code) == ("diverges", 1)
     ((cause,),) = (fault.causes for fault in report.faults)
     assert (cause.mistake, cause.says) == ("low-precision", says)
@@ -59,7 +61,7 @@ def test_undeclared_rounding_diverges_and_is_named(preset: str, variant: str, sa
 
 
 def test_declared_rounding_agrees() -> None:
-    port = build_port(PlainFault("low-precision", "bfloat16 arithmetic"))
+    port = port_with("low-precision-bfloat16-arithmetic")
     assert check(port, preset="notes-lm", dtype="bfloat16").verdict == "agrees"
 
 
@@ -86,8 +88,8 @@ def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype:
     "logits_only", [pytest.param(False, id="taps"), pytest.param(True, id="logits", marks=pytest.mark.long)]
 )
 def test_rounding_excuses_no_mistake(logits_only: bool) -> None:
-    faults = (PlainFault("low-precision", "tf32 products"), PlainFault("attention-scale", "the other root"))
-    assert check(build_port(faults), preset="notes-attention", logits_only=logits_only).verdict == "diverges"
+    port = port_with("low-precision-tf32-products", "attention-scale-twice")
+    assert check(port, preset="notes-attention", logits_only=logits_only).verdict == "diverges"
 
 
 @pytest.mark.long

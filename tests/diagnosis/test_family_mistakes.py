@@ -13,23 +13,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from meta.power.family_faults import FAULTS, acting
-from meta.power.family_port import FamilyFault, build_port
-from meta.power.judgement import (
-    MEASURES,
-    Judgement,
-    Measure,
-    is_detected,
-    is_named,
-    is_placed,
-    judged,
-    one_named,
-    wrong,
-)
-from meta.power.simulated import SimulatedPort, case_probes, family_ports, further_family_ports
+from meta.pool.bug import View
+from meta.pool.judge import says
+from meta.pool.port import pool, probes_called
+from meta.pool.trials import Trial, failures, kind_of, shares
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
-from transparity.taps import tap_shapes
+from transparity.taps import recording, tap_shapes
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
@@ -40,20 +30,16 @@ from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.suite.claims.families import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
 from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
+from transparity_numpy.transformer import transformer
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 SLOW = ("t5", "bart", "marian")
 """Two stacks: by logits alone these take many seconds each, and `nox -s power` tries them."""
-
-
-QUICK = ("taps", "logits")
-"""Views that are tried here; `tests/alignment` and `nox -s power` listen to operations, too."""
 
 
 def _catalogued(config: TransformerConfig) -> set[str]:
@@ -62,73 +48,74 @@ def _catalogued(config: TransformerConfig) -> set[str]:
 
 
 OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resized())}
-"""Cases of `test_power`."""
 
 
-def sampled() -> Iterator[SimulatedPort]:
+def trials() -> Iterator[Trial]:
     """Every mistake that no preset has, once, every third by logits alone, every case as often as the next."""
     seen: dict[str, int] = dict.fromkeys(MODELS, 0)
-    names = dict.fromkeys(fault.ids[0] for fault in FAULTS if fault.ids[0] not in OF_PRESETS)
+    rows = {bug.causes[0]: bug for bug in pool().values() if kind_of(bug) == "fault"}
+    names = [name for name in rows if name not in OF_PRESETS]
     for number, name in enumerate(names):
-        alone = number % 3 == 2
-        possible = [
-            t for t in family_ports() if t.faults[0].ids[0] == name and t.view == ("logits" if alone else "taps")
+        view: View = "logits" if number % 3 == 2 else "taps"
+        cases = [
+            case for case in MODELS if rows[name].runs_in(MODELS[case]) and not (view == "logits" and case in SLOW)
         ]
-        quick = [trial for trial in possible if not (alone and trial.case in SLOW)]
-        chosen = min(quick or [dataclasses.replace(possible[0], view="taps")], key=lambda t: seen[t.case])
-        seen[chosen.case] += 1
-        yield chosen
+        possible = (Trial("fault", case, (rows[name],), view) for case in sorted(cases, key=lambda case: seen[case]))
+        if trial := next((each for each in possible if each.acts()), None):
+            seen[trial.case] += 1
+            yield trial
 
 
-@pytest.fixture(scope="module")
-def answers(pytestconfig: pytest.Config) -> list[Judgement]:
+@pytest.mark.long
+def test_mistakes_of_families_are_detected_placed_and_named(pytestconfig: pytest.Config) -> None:
     """Every fourth trial; all with --every-case."""
     every = 1 if pytestconfig.getoption("--every-case") else 4
-    return [judged(trial) for trial in list(sampled())[::every]]
+    answers = [(trial, trial.run()) for trial in list(trials())[::every]]
+    missed = [f"{trial} → {says(answer)}" for trial, answer in answers if failures(trial, answer)]
+    assert [str(share) for share in shares(answers) if not share.is_reached] == [], missed
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "measure", [each for each in MEASURES if each.kind == "fault" and each.view in QUICK], ids=lambda each: each.title
-)
-def test_the_checker_reaches_its_targets(answers: list[Judgement], measure: Measure) -> None:
-    counted = sum(measure.counts(answer.port) for answer in answers)
-    failures = wrong(measure, answers)
-    assert counted >= 3
-    assert 1 - len(failures) / counted >= measure.target, [f"{each.port} → {each}" for each in failures]
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize(
-    "trial", [each for each in further_family_ports(("bloom", "opt"), {2: 3}) if each.view in QUICK], ids=str
-)
-def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(trial: SimulatedPort) -> None:
-    answer = judged(trial)
-    assert not [measure.title for measure in MEASURES if wrong(measure, [answer])], answer
-
-
-@pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "made",
-    [("activation (sigmoid)", "attention-scale (1.37 times)"), ("rotary-base (77)", "norm-eps (3e-6)")],
-    ids=" and ".join,
+    ("case", "ids", "view"),
+    [
+        ("bloom", ("alibi-sign", "activation-for-gelu-tanh"), "taps"),
+        ("opt", ("position-offset-missing", "bias-dropped-down"), "logits"),
+        ("bloom", ("slopes-squared",), "taps"),
+        ("opt", ("head-silent",), "logits"),
+        ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),
+        ("llama", ("rotary-base-77", "norm-eps-rms-3e-6"), "logits"),
+    ],
+    ids=str,
 )
-def test_one_of_two_mistakes_or_both_may_have_a_number_in_them(made: tuple[str, str]) -> None:
-    case = next(case for case in ("bloom", "llama") if set(made) <= set(map(str, acting(case))))
-    one, other = (next(fault for fault in acting(case) if str(fault) == name) for name in made)
-    answer = judged(SimulatedPort("pair", case, (one, other), view="logits"))
-    assert one_named(answer), answer
-    assert len(answer.divergences[0].causes) == 2
+def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(
+    case: str, ids: tuple[str, ...], view: View
+) -> None:
+    """One of the two, or both, may have a number in them."""
+    bugs = tuple(pool()[id] for id in ids)
+    trial = Trial("pair" if len(bugs) == 2 else "uncatalogued", case, bugs, view)
+    answer = trial.run()
+    assert answer["verdict"] == "diverges" and not failures(trial, answer), answer["faults"]
+
+
+def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
+    """The NumPy column in float32, with its taps."""
+    cast = {name: value.astype(np.float32) for name, value in parameters.items()}
+
+    def forward(**inputs: Any) -> Arrays:
+        taps: Arrays = {}
+        transformer(config, cast, **inputs, tap=recording(taps))
+        return taps
+
+    return forward
 
 
 def _agrees(build: Build, case: str, *, logits_only: bool) -> None:
     said = {}
-    for name, probe in case_probes(case).items():
+    for name, probe in probes_called(case).items():
         heard = build(probe.config, probe.parameters)(**probe.inputs)
         said[name] = {tap: np.asarray(value) for tap, value in heard.items()}
-    report = judge(case, case_probes(case), said, logits_only=logits_only)
+    report = judge(case, probes_called(case), said, logits_only=logits_only)
     assert report.verdict == "agrees", report.as_dict()["faults"]
     assert not report.faults and not report.notes
 
@@ -141,13 +128,13 @@ def _pytorch(config: TransformerConfig, parameters: Arrays) -> Any:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_port_agrees(case: str) -> None:
-    _agrees(build_port(None), case, logits_only=False)
+    _agrees(_column, case, logits_only=False)
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("build", [build_port(None), _pytorch], ids=["numpy", "pytorch"])
+@pytest.mark.parametrize("build", [_column, _pytorch], ids=["numpy", "pytorch"])
 def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:
     _agrees(build, case, logits_only=True)
     _agrees(build, case, logits_only=False)
@@ -172,15 +159,28 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "form"),
+    ("case", "fields", "change"),
     [
-        ("qwen", FamilyFault((), "permuted", "", bool, lambda config: {"rope_layout": "interleaved"}, _permuted)),
-        ("bloom", FamilyFault((), "key positions", "", bool, exchanged={"transformer.score_bias": _of_key_positions})),
+        ("qwen", {"rope_layout": "interleaved"}, _permuted),
+        ("bloom", {}, None),
     ],
 )
-def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None:
-    probes = case_probes(case)
-    said = {name: build_port(form)(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
+def test_another_form_of_the_same_is_right(
+    case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features that turn together are neighbours; ALiBi is slopes times the key's position, as BLOOM has it."""
+    probes = probes_called(case)
+    config = dataclasses.replace(MODELS[case], **fields)
+    with monkeypatch.context() as patched:
+        if change is None:
+            patched.setattr("transparity_numpy.transformer.score_bias", _of_key_positions(config))
+        said = {
+            name: _column(
+                dataclasses.replace(probe.config, **fields),
+                change(probe.config, dict(probe.parameters)) if change else probe.parameters,
+            )(**probe.inputs)
+            for name, probe in probes.items()
+        }
     report = judge(case, probes, said)
     assert report.verdict == "agrees"
     assert all("in another form" in note for note in report.notes) and report.notes
@@ -188,59 +188,30 @@ def test_another_form_of_the_same_is_right(case: str, form: FamilyFault) -> None
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("case", "variant"),
+    ("case", "id"),
     [
-        ("whisper", "convolution-stride (exchanged)"),
-        ("opt", "parallel"),
-        ("llama", "read by head"),
-        ("llama", "laid by head"),
+        ("whisper", "convolution-stride-exchanged"),
+        ("opt", "residual-source-parallel"),
+        ("llama", "packed-order-read-by-head"),
+        ("llama", "packed-order-laid-by-head"),
     ],
 )
-def test_a_variant_for_these_families_is_named(case: str, variant: str) -> None:
-    fault = next(each for each in FAULTS if variant in (each.variant, str(each)))
-    probes = case_probes(case)
-    said = {name: build_port(fault)(probe.config, probe.parameters)(**probe.inputs) for name, probe in probes.items()}
-    report = judge(case, probes, said)
-    assert {cause.mistake for found in report.faults for cause in found.causes} == set(fault.ids)
-    assert all(found.causes for found in report.faults)
-
-
-def test_every_mistake_acts_in_some_case() -> None:
-    assert {str(fault) for fault in FAULTS} == {str(fault) for case in MODELS for fault in acting(case)}
-
-
-def test_every_mistake_of_the_catalogue_is_made_by_some_port() -> None:
-    of_cases = {name for config in MODELS.values() for name in _catalogued(config)}
-    assert of_cases - OF_PRESETS == {name for fault in FAULTS for name in fault.ids} - OF_PRESETS
+def test_a_variant_for_these_families_is_named(case: str, id: str) -> None:
+    answer = Trial("fault", case, (pool()[id],), "taps").run()
+    assert {cause["mistake"] for fault in answer["faults"] for cause in fault["causes"]} == set(pool()[id].causes)
+    assert all(fault["causes"] for fault in answer["faults"])
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
-    config, probe = CASES[case], case_probes(case)["square"]
+    config, probe = CASES[case], probes_called(case)["square"]
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1)))
     for hypothesis in widest([*hypotheses(config, taps), *whole_model(config)]):
         with np.errstate(all="ignore"):
             logits = walk(probe, {}, (hypothesis,))["logits"]
         assert logits.dtype == np.float64
         assert logits.shape == probe.oracle.expected["logits"].shape, str(hypothesis)
-
-
-def _answer(where: str, cause: str, *, case: str = "qwen", fault: str = "rotary-layout") -> Judgement:
-    trial = next(t for t in family_ports((case,)) if t.faults[0].ids[0] == fault and t.view == "taps")
-    causes = (Cause(cause, "", None, 0.0, 1.0),) if cause else ()
-    return Judgement(trial, Report(case, "diverges", where, (Divergence(where, 1.0, 0.1, causes),)), 0.0)
-
-
-def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
-    turned, scores = (f"decoder.layers.0.self_attention.{tap}" for tap in ("query_rotated", "scores"))
-    right = _answer(turned, "rotary-layout")
-    assert is_detected(right) and is_placed(right) and is_named(right)
-    assert not is_placed(_answer(scores, "rotary-layout"))
-    assert not is_named(_answer(turned, "rotary-base"))
-    assert not is_named(_answer(turned, ""))
-    crashed = dataclasses.replace(right, report=None)
-    assert not (is_detected(crashed) or is_placed(crashed) or is_named(crashed))
 
 
 class BeginsAgain(numpy_column.NumpyForward):
@@ -266,7 +237,7 @@ class BeginsAgain(numpy_column.NumpyForward):
 
 @pytest.mark.parametrize("case", ["llama", "bloom", "opt", "t5", "marian"])
 def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) -> None:
-    probe = case_probes(case)["mixed"]
+    probe = probes_called(case)["mixed"]
     right, again = (
         build(probe.config, probe.parameters, "float32") for build in (numpy_column.NumpyForward, BeginsAgain)
     )
@@ -279,7 +250,7 @@ def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) 
 
 @pytest.mark.parametrize("case", ["llama", "gemma", "bart"])
 def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
-    probe = dataclasses.replace(case_probes(case)["mixed"], config=dataclasses.replace(CASES[case], eos_id=2))
+    probe = dataclasses.replace(probes_called(case)["mixed"], config=dataclasses.replace(CASES[case], eos_id=2))
     never, ending = (_ends(request) for request in greedy_requests(probe))
     assert never == [] and len(set(ending)) > 1
     assert beam_requests(probe)[0].config.eos_id is not None
@@ -309,11 +280,3 @@ def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:
         of_presets = {getattr(preset(name), field) for name in PRESETS}
         tried = of_presets | {getattr(MODELS[case], field) for case in FEW}
         assert {getattr(config, field) for config in MODELS.values()} <= tried, field
-
-
-def test_every_simulated_fault_of_a_family_can_be_made() -> None:
-    """A function that is replaced has to exist: power would stop where it does not."""
-    for case in MODELS:
-        probe = next(iter(case_probes(case).values()))
-        for fault in acting(case):
-            assert "logits" in build_port(fault)(probe.config, probe.parameters)(**probe.inputs), str(fault)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.power.plain_port import PlainFault, build_port
+from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.oracle.oracle import Arrays
@@ -59,8 +59,8 @@ def test_real_tokens_and_predictions_are_counted() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
-    faults = [PlainFault("bias-dropped", "head"), PlainFault("bias-dropped", "up", "decoder.layers.1")]
-    report = check(build_port(faults), "translation", logits_only=logits_only)
+    port = port_with("bias-dropped-head", "bias-dropped-up-of-one-layer")
+    report = check(port, "translation", logits_only=logits_only)
     impacts = [fault.impact for fault in report.faults]
     assert all(impact is not None and impact.positions["changed"] > 0 for impact in impacts)
     assert as_text([report]).count(" real tokens, the argmax of ") == len(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.power.plain_port import PlainFault, build_port
+from meta.pool.port import port_with
 from transparity_conformance.checking.check import check
 from transparity_conformance.running.loading import load_port
 
@@ -75,11 +75,10 @@ def misshapen(config: Any, parameters: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def reports() -> list[dict[str, Any]]:
-    fault = PlainFault("uncatalogued", "mean over positions added")
     made = [
-        check(build_port(), "translation"),
-        check(build_port(PlainFault("attention-scale", "none")), "translation"),
-        check(build_port(fault), "translation", logits_only=True, budget=0),
+        check(port_with(), "translation"),
+        check(port_with("attention-scale-none"), "translation"),
+        check(port_with("mean-over-positions-added"), "translation", logits_only=True, budget=0),
         check(misshapen, "translation"),
         check(load_port(f"{NANO_GPT}:load"), family="gpt2", logits_only=True),
     ]

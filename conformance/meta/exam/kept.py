@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meta.exam.bug import exam, twins_by_bug
-from meta.exam.judge import Judged, judged
+from meta.pool.judge import Judged, judged
 
 FILE = Path(__file__).parents[3] / "docs/exam.json"
 

@@ -1,8 +1,7 @@
-"""Take the exam: `python -m meta.exam.measure [--only WORD] [--jobs N] [--cache FOLDER] [--again WORD]`.
+"""The exam as a pool of `meta.measure`: each bug runs in a process of its own, and its result is kept.
 
-Each bug runs in a process of its own, and its result is kept: an interrupted exam goes on where it was. A result is
-used again as long as its bug, its subject and the checker are what they were (`--keep`: whatever the checker is).
-`python -m meta.exam.page --cache FOLDER` then takes the results into docs/exam.json, and writes docs/exam.md.
+An interrupted exam goes on where it was. A result is used again as long as its bug, its subject and the checker are
+what they were (`--keep`: whatever the checker is).
 """
 
 from __future__ import annotations
@@ -12,20 +11,19 @@ import functools
 import hashlib
 import json
 import multiprocessing
+import random
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import transparity_conformance
 from meta.exam import run
-from meta.exam.bug import Bug, ExamError, exam, twins_by_bug
-from meta.exam.judge import Judged, judged
-from meta.exam.scores import TARGETS, scores
+from meta.exam.bug import exam, twins_by_bug
+from meta.exam.scores import scores
+from meta.pool.bug import Bug, PoolError
+from meta.pool.judge import Answer, Judged, Share, judged
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
@@ -57,7 +55,7 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
 
 
 def taken(bug: Bug, cache: Path) -> dict[str, Any]:
-    """Run a bug in a process of its own, and keep the result; raises `ExamError` if there is none."""
+    """Run a bug in a process of its own, and keep the result; raises `PoolError` if there is none."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         process = _process(bug, str(Path(folder).resolve()))
         process.start()
@@ -65,10 +63,10 @@ def taken(bug: Bug, cache: Path) -> dict[str, Any]:
         file = Path(folder, "result.json")
         if process.is_alive() or not file.is_file():
             process.kill()
-            raise ExamError(f"{bug.id}: no answer within {TIMEOUT:g} s, or its process died")
+            raise PoolError(f"{bug.id}: no answer within {TIMEOUT:g} s, or its process died")
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if "failed" in result:  # the exam itself, which is no answer
-        raise ExamError(f"{bug.id}: {result['failed']}")
+        raise PoolError(f"{bug.id}: {result['failed']}")
     result |= {"digest": bug.digest(), "checker": checker()}
     cache.mkdir(parents=True, exist_ok=True)
     (cache / f"{bug.id}.json").write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
@@ -85,72 +83,68 @@ def _process(bug: Bug, folder: str) -> Any:
     return context.Process(target=run.main, args=(bug.id, folder))
 
 
-def results(bugs: Sequence[Bug], options: argparse.Namespace) -> Iterator[tuple[Bug, dict[str, Any] | None, str]]:
-    """Each bug with its result, or with the reason why there is none."""
+@dataclass(frozen=True)
+class ExamTrial:
+    """A bug of the exam, and whether a result that was kept may be used."""
 
-    def one(bug: Bug) -> tuple[Bug, dict[str, Any] | None, str]:
-        found = None if bug in again else kept(bug, options.cache, whatever_checker=options.keep)
+    bug: Bug
+    cache: Path = CACHE
+    keep: bool = False
+    again: bool = False
+
+    def __str__(self) -> str:
+        return self.bug.id
+
+    def run(self) -> dict[str, Any]:
+        found = None if self.again else kept(self.bug, self.cache, whatever_checker=self.keep)
         try:
-            return bug, found or taken(bug, options.cache), ""
-        except ExamError as error:
-            return bug, None, str(error)
-
-    again = [bug for bug in bugs if options.again is not None and options.again in bug.id]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        yield from pool.map(one, bugs)
+            return found or taken(self.bug, self.cache)
+        except PoolError as error:
+            return {"missing": str(error), "verdict": ""}
 
 
-def table(found: Sequence[Judged]) -> Table:
-    """One row for each bug."""
-    shown = Table(title="The exam")
-    for column in ("bug", "found by", "placed", "named", "line", "rules", "answer"):
-        shown.add_column(column)
-    marks = {True: "yes", False: "[red]no[/]", None: "–"}
-    for each in found:
-        missed = "[red]no[/]" if not each.control else "–"
-        way = f"[red]{each.detected}[/]" if each.control and each.detected else each.detected or missed
-        named = "–" if each.control else f"[red]{each.falsely[0]}[/]" if each.falsely else marks[each.named]
-        row = (way, marks[each.placed], named, marks[each.line], str(len(each.rules)), each.says[:110])
-        shown.add_row(each.id, *row)
-    return shown
-
-
-def chosen(word: str) -> list[Bug]:
-    """The bugs with a word in their id or story, and their twins."""
-    by_id = exam()
-    twins = twins_by_bug(list(by_id.values()))
-    found = {bug.id for bug in by_id.values() if word in bug.id or word in bug.story}
-    return [bug for bug in by_id.values() if bug.id in found | {twins[name] for name in found}]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the exam and print its table and shares; 1 if one is below its target."""
-    parser = argparse.ArgumentParser(description="Measure what the checker finds of bugs in other people's code.")
-    parser.add_argument("--only", default="", metavar="WORD", help="only bugs with this in their id or story")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help="where results are kept")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only the exam has."""
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help="where the exam's results are kept")
     parser.add_argument("--keep", action="store_true", help="use results of another checker, too")
     parser.add_argument("--again", metavar="WORD", help="run bugs with this in their id anew")
-    options = parser.parse_args(arguments)
-    console = Console(width=200)
-    by_id: dict[str, dict[str, Any]] = {}
-    failures = 0
-    for bug, result, why in results(chosen(options.only), options):
-        if result is None:
-            failures += 1
-            console.print(f"no result: {why}", style="red", markup=False)
-        else:
-            by_id[bug.id] = result
-            console.print(f"{bug.id}: {judged(bug, result).says}", highlight=False, markup=False, soft_wrap=True)
-    bugs = [exam()[name] for name in by_id]
-    twins = twins_by_bug(list(exam().values()))
-    found = [judged(bug, by_id[bug.id], by_id.get(twins[bug.id])) for bug in bugs]
-    console.print(table(found))
-    shares = scores(found)
-    for share in shares:
-        console.print(str(share), highlight=False)
-    return int(failures > 0 or any(not share.is_reached for share in shares if share.title in TARGETS))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def trials(options: argparse.Namespace) -> list[ExamTrial]:
+    """The bugs with a word in their id or story, or a sample of them, and their twins."""
+    by_id, word = exam(), options.only
+    twins = twins_by_bug(list(by_id.values()))
+    found = [bug.id for bug in by_id.values() if word in bug.id or word in bug.story]
+    if options.sample:
+        found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
+    wanted = {*found, *(twins[name] for name in found)}
+    again = options.again
+    return [
+        ExamTrial(bug, options.cache, options.keep, again is not None and again in bug.id)
+        for bug in by_id.values()
+        if bug.id in wanted
+    ]
+
+
+def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
+    """The judgement of a bug beside the answer to its twin, if there is one."""
+    return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
+
+
+def line_of(trial: ExamTrial, answer: Answer) -> str:
+    """What to print of an answer."""
+    if "missing" in answer:
+        return f"no result: {answer['missing']}"
+    each = judged(trial.bug, answer)
+    marks = {True: "yes", False: "no", None: "–"}
+    named = f"falsely {each.falsely[0]}" if each.falsely else marks[each.named]
+    found = (
+        f"found by {each.detected or 'nothing'}, placed {marks[each.placed]}, named {named}, line {marks[each.line]}"
+    )
+    return f"{trial}: {'control, ' if each.control else ''}{found}, {len(each.rules)} rules; {each.says}"
+
+
+def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
+    """The shares of right answers of the bugs that have one."""
+    by_id = {trial.bug.id: answer for trial, answer in found if "missing" not in answer}
+    return scores([judgement(exam()[name], by_id) for name in by_id])

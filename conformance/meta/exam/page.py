@@ -1,7 +1,7 @@
 """Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
 
-With `--cache`, the results that `meta.exam.measure` kept in a folder are taken into docs/exam.json before; with
-`--first`, those of a folder count as the answers at first sight.
+With `--cache`, the results that `python -m meta.measure --pool exam` kept in a folder are taken into docs/exam.json
+before; with `--first`, those of a folder count as the answers at first sight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from meta.exam import kept
 from meta.exam.bug import exam
 from meta.exam.kept import Row, judgements
 from meta.exam.rules import RULES
-from meta.exam.scores import TARGETS, Share, rule_scores, scores
+from meta.exam.scores import TARGETS, rule_scores, scores
+from meta.pool.judge import Share
 
 PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from meta.exam import patching
-from meta.exam.bug import Bug, ExamError, exam
+from meta.exam.bug import exam
 from meta.exam.rules import LONG, SHORT, failed
+from meta.pool import patching
+from meta.pool.bug import Bug, PoolError
+from meta.pool.judge import answer_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.report.audit.result import CAUSES
-from transparity_conformance.report.report import Divergence, Report
 from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
@@ -58,48 +58,14 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
     try:
         family: dict[str, Any] = {"family": bug.family} if bug.family else {}
         report = check(port, config=config, dtype=bug.dtype, **family)
-        result |= {"verdict": report.verdict, **_answers(report, folder)}
+        result |= answer_of(report, folder)
     except PortError as error:
         result |= {"error": str(error)}
     result["seconds"] = round(time.perf_counter() - began, 1)
     result["rules"] = rules_failed(port, config, bug.family)
     if patched is not None and not patching.is_imported(patched):
-        raise ExamError(f"{bug.id}: the subject never imports {bug.file}.")
+        raise PoolError(f"{bug.id}: the subject never imports {bug.file}.")
     return result
-
-
-def _answers(report: Report, folder: Path) -> dict[str, Any]:
-    audit = report.audit
-    found: list[tuple[str, str]] = []
-    if audit is not None:
-        found += [(field.name, field.outcome) for field in audit.fields]
-        found += [(tensor.name, tensor.outcome) for tensor in audit.tensors]
-    return {
-        "faults": [_fault(fault, folder) for fault in report.faults],
-        "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
-        "not_compared": list(report.not_compared),
-        "notes": list(report.notes),
-    }
-
-
-def _fault(fault: Divergence, folder: Path) -> dict[str, Any]:
-    source = dict(fault.source) if fault.source else None
-    if source:
-        source["file"] = _relative(source["file"], folder)
-    causes = [{"mistake": each.mistake, "says": each.says, "at": each.at} for each in fault.causes]
-    number = {"error": float(fault.error), "budget": float(fault.budget)}
-    kept = {"where": fault.where, "probe": fault.probe, "source": source, "causes": causes}
-    return (
-        kept
-        | {name: value if np.isfinite(value) else "inf" for name, value in number.items()}
-        | {"indistinguishable": list(fault.indistinguishable)}
-    )
-
-
-def _relative(file: str, folder: Path) -> str:
-    """A file of the port without where it is on this machine."""
-    inside = file.removeprefix(f"{folder}/")
-    return inside.rpartition("/site-packages/")[2] if inside == file else inside
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:

@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from meta.exam.judge import Judged
 from meta.exam.rules import RULES
+from meta.pool.judge import Judged, Share
 
 TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins left alone": 1.0}
-
-
-@dataclass(frozen=True)
-class Share:
-    """How many of how many."""
-
-    title: str
-    right: int
-    of: int
-
-    @property
-    def is_reached(self) -> bool:
-        return self.right >= TARGETS.get(self.title, 0) * self.of
-
-    def __str__(self) -> str:
-        target = f" (wanted {TARGETS[self.title]:.0%})" if self.title in TARGETS else ""
-        return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
 
 
 def scores(found: Sequence[Judged]) -> list[Share]:
     """The checker's shares: of all bugs, those named and placed; of those that diverge in a forward pass, the lines."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
-    with_line = [each for each in wrong if each.line is not None]
-    placed = [each for each in wrong if each.placed is not None]
-    return [
-        Share("detected", sum(bool(each.detected) for each in wrong), len(wrong)),
-        Share("placed", sum(bool(each.placed) for each in placed), len(placed)),
-        Share("named", sum(each.named for each in wrong), len(wrong)),
-        Share("falsely named", sum(bool(each.falsely) for each in wrong), len(wrong)),
-        Share("right line", sum(bool(each.line) for each in with_line), len(with_line)),
-        Share("controls and twins left alone", sum(not each.detected for each in right), len(right)),
-    ]
+    counts = {
+        "detected": [bool(each.detected) for each in wrong],
+        "placed": [each.placed for each in wrong if each.placed is not None],
+        "named": [each.named for each in wrong],
+        "falsely named": [bool(each.falsely) for each in wrong],
+        "right line": [each.line for each in wrong if each.line is not None],
+        "controls and twins left alone": [not each.detected for each in right],
+    }
+    return [Share(title, sum(marks), len(marks), TARGETS.get(title, 0.0)) for title, marks in counts.items()]
 
 
 def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
     """For each rule, the bugs that it detects, and the controls and twins that it fails."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
-    return {
-        name: (
-            Share(rule.says, sum(name in each.rules for each in wrong), len(wrong)),
-            Share(rule.says, sum(name in each.rules for each in right), len(right)),
-        )
-        for name, rule in RULES.items()
-    }
+
+    def share(says: str, name: str, of: Sequence[Judged]) -> Share:
+        return Share(says, sum(name in each.rules for each in of), len(of))
+
+    return {name: (share(rule.says, name, wrong), share(rule.says, name, right)) for name, rule in RULES.items()}

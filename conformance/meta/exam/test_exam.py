@@ -1,22 +1,23 @@
-"""The rules in use on invented logits, tables of bugs, and how answers are judged; `nox -s exam` has the exam."""
+"""The rules in use on invented logits, and how answers are judged; `nox -s exam` has the exam."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from meta.exam import kept, page, patching
-from meta.exam.bug import Bug, ExamError, exam, read, twins_by_bug
-from meta.exam.judge import judged
+from meta.exam import kept, page
+from meta.exam.bug import exam, twins_by_bug
 from meta.exam.rules import RULES, failed
 from meta.exam.scores import scores
+from meta.pool import patching
+from meta.pool.bug import Bug
+from meta.pool.judge import judged
 
 RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 
@@ -63,52 +64,6 @@ def test_a_rule_refuses_no_answer_another_shape_and_nan() -> None:
         assert failed(dict.fromkeys(lengths, answer), right) == list(RULES)
 
 
-def toml(tmp_path: Path, *rows: str, shared: str = "") -> list[Bug]:
-    path = tmp_path / "subject.toml"
-    path.write_text("\n".join([shared, *(f"[[bug]]\n{textwrap.dedent(row)}" for row in rows)]), encoding="utf-8")
-    return read(path)
-
-
-ROW = """
-    id = "a"
-    story = "s"
-    file = "meta.py"
-    old = "x"
-    new = "y"
-    causes = ["norm-eps"]
-"""
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (ROW + 'colour = "red"', "unknown field 'colour'"),
-        (ROW.replace('old = "x"', ""), "changes nothing"),
-        (ROW.replace('causes = ["norm-eps"]', ""), "has no causes"),
-    ],
-)
-def test_a_table_that_describes_no_bug_is_refused(row: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExamError, match=message):
-        toml(tmp_path, row)
-
-
-def test_a_place_that_is_not_there_once_is_refused(tmp_path: Path) -> None:
-    (bug,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")))
-    for text, message in (("z", "has 0 places"), ("x x", "has 2 places")):
-        (tmp_path / "code.py").write_text(text)
-        with pytest.raises(ExamError, match=message):
-            bug.text()
-    (second,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")) + "nth = 2")
-    assert second.text() == "x y"
-
-
-def test_right_lines_are_those_that_change_their_neighbours_and_those_that_are_named(tmp_path: Path) -> None:
-    row = ROW.replace("meta.py", str(tmp_path / "code.py")) + 'lines = ["caller"]'
-    (bug,) = toml(tmp_path, row)
-    (tmp_path / "code.py").write_text("a\nb\nx\nd\ne\ncaller\n")
-    assert bug.right_lines() == {2, 3, 4, 6}
-
-
 def test_every_bug_of_the_exam_has_its_place_and_a_twin() -> None:
     bugs = exam()
     twins = twins_by_bug(list(bugs.values()))
@@ -124,8 +79,7 @@ def test_the_patched_file_is_imported_under_its_own_name(tmp_path: Path, monkeyp
     (tmp_path / "victim_of_exam.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    row = ROW.replace("meta.py", str(tmp_path / "victim_of_exam.py")).replace('"x"', '"1"').replace('"y"', '"2"')
-    (bug,) = toml(tmp_path, row)
+    bug = Bug("a", "g", file=str(tmp_path / "victim_of_exam.py"), hunks=({"old": "1", "new": "2"},))
     patched = tmp_path / "patched.py"
     patched.write_text(bug.text())
     sys.meta_path.insert(0, patching.PatchedFinder(bug.path, patched))

@@ -57,12 +57,18 @@ class Model:
             memory, seen = self.encode(given["source"], given.get("attention_mask"))
             x = self.decode(given["target"], memory, seen)
         elif c.architecture == "encoder":
-            x, _ = self.encode(given["tokens"], given.get("attention_mask"), given.get("token_types"))
+            x, seen = self.encode(self.read(given), given.get("attention_mask"), given.get("token_types"))
         else:
             x = self.decode(given["tokens"], mask=given.get("attention_mask"))
         if c.is_pooled:
-            x = self.pooled(x, self.real(given["tokens"], given.get("attention_mask")), given["tokens"])
+            real = self.real(self.read(given), given.get("attention_mask")) if c.patch_size is None else seen[:, 0, 0]
+            x = self.pooled(x, real, self.read(given))
         return self.tap("logits", self.head(x))
+
+    def read(self, given: Any) -> Tensor:
+        """The images or the tokens of a model with one stack."""
+        found: Tensor = given["pixels" if self.c.patch_size else "tokens"]
+        return found
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         """Keep a value by its name; parts of a value, which are no tap, have a ~ in theirs."""
@@ -72,9 +78,13 @@ class Model:
 
     def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
         """The encoder's output, and which of its positions may be attended to."""
-        real = self.real(ids, mask)
-        where = torch.arange(ids.shape[1])[None]
-        x = self.embed("encoder", ids, where, real, types)
+        if ids.is_floating_point():
+            x = self.frames(ids.to(self.dtype)) if self.c.mel_bins else self.patches(ids.to(self.dtype))
+            real = torch.ones(x.shape[:2], dtype=torch.bool)
+        else:
+            x, real = self.enter("encoder", ids), self.real(ids, mask)
+        where = torch.arange(x.shape[1])[None]
+        x = self.embed("encoder", x, where, real, types)
         return self.layers("encoder", x, where, self.padding(real)), self.padding(real)
 
     def decode(self, ids: Tensor, memory: Any = None, seen: Any = None, mask: Any = None, past: Any = None) -> Tensor:
@@ -88,7 +98,7 @@ class Model:
         where = torch.arange(begin, begin + ids.shape[1])[None]
         keep = self.causal(where, real.shape[1]) if past is None else self.cached(where, real.shape[1])
         where = where if past is None else self.continued(where)
-        x = self.embed("decoder", ids, where, real)
+        x = self.embed("decoder", self.enter("decoder", ids), where, real)
         if self.c.target_mask == "causal-and-padding" or (self.c.padding == "attention-mask" and memory is None):
             keep = keep & self.padding(real)
         return self.layers("decoder", x, where, keep, memory, seen, past)
@@ -112,18 +122,43 @@ class Model:
         """The positions of new tokens, of which the cache gives the first."""
         return where
 
-    def embed(self, name: str, ids: Tensor, where: Tensor, real: Tensor, types: Any = None) -> Tensor:
-        c = self.c
-        x = self.lookup(self.table(name), ids)
+    def frames(self, mel: Tensor) -> Tensor:
+        """Two convolutions over time, the second of which halves the number of positions."""
+        for name, stride in (("first", 1), ("second", 2)):
+            kernel = self.p[f"encoder.{name}_convolution.weight"].unflatten(-1, (-1, 3))
+            mel = F.conv1d(F.pad(mel, (1, 1)), kernel, self.p[f"encoder.{name}_convolution.bias"], stride)
+            mel = F.gelu(mel)
+            self.tap(f"encoder.{name}_convolution", mel.transpose(1, 2))
+        return mel.transpose(1, 2)
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Squares of the image from left to right and from above, behind the class token."""
+        size = self.c.patch_size
+        squares = pixels.unfold(2, size, size).unfold(3, size, size)  # (batch, channels, rows, columns, size, size)
+        x = self.dense("encoder.patch_projection", squares.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+        if not self.c.class_token:
+            return x
+        return torch.cat([self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1), x], 1)
+
+    def enter(self, name: str, ids: Tensor) -> Tensor:
+        """Tokens as vectors."""
+        c, x = self.c, self.lookup(self.table(name), ids)
         if c.embedding_scale == "embed_dim":
             x = x * math.sqrt(c.embed_dim)
         if c.embedding_multiplier != 1:
             x = c.embedding_multiplier * x
+        return x
+
+    def embed(self, name: str, x: Tensor, where: Tensor, real: Tensor, types: Any = None) -> Tensor:
+        """Tokens, patches or frames with their types and positions."""
+        c = self.c
+        as_decoder = name == "decoder" or c.encoder_positions == "as-decoder"
+        positions = c.positions if as_decoder else c.encoder_positions
         if types is not None:
             x = x + self.p[f"{name}.token_type_embedding.weight"][types]
-        if c.positions == "learned":
+        if positions == "learned":
             x = x + self.p[f"{name}.position_embedding.weight"][self.position_rows(where, real)]
-        elif c.positions == "sinusoidal":
+        elif positions == "sinusoidal":
             x = x + self.sinusoids(max(real.shape[1], int(where.max()) + 1))[where[0]].to(self.dtype)
         x = self.tap(f"{name}.embedding", x)
         return self.norm(f"{name}.embedding_norm", x, tap=True) if c.embedding_norm else x
@@ -237,7 +272,11 @@ class Model:
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
         gain = self.p[f"{name}.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
-        y = self.normalized(x, gain, self.p.get(f"{name}.bias"))
+        if self.c.norm == "batch":
+            mean, variance = self.p[f"{name}.running_mean"], self.p[f"{name}.running_var"]
+            y = (x - mean) * torch.rsqrt(variance + self.c.norm_eps) * gain + self.p[f"{name}.bias"]
+        else:
+            y = self.normalized(x, gain, self.p.get(f"{name}.bias"))
         return self.tap(name, y) if tap else y
 
     def normalized(self, x: Tensor, gain: Tensor, bias: Any) -> Tensor:
@@ -556,5 +595,6 @@ class Model:
 
 
 def tokens(value: Any) -> Tensor:
-    """Token ids, or a mask, as int64."""
-    return torch.as_tensor(np.asarray(value)).long()
+    """Token ids, or a mask, as int64; images and audio unchanged."""
+    found = torch.as_tensor(np.asarray(value))
+    return found if found.is_floating_point() else found.long()

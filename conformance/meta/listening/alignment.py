@@ -1,7 +1,7 @@
 """Measure alignment: `python -m meta.listening.alignment [--framework NAME] [--case NAME] [--faults N]`.
 
-The columns, and NumPy ports with a catalogued fault each, are listened to while they return their logits alone; what is
-found is compared with the taps that they show otherwise. At least 95 % have to be found, and none wrongly.
+The columns, and independent ports with a catalogued fault each, are listened to while they return only their logits;
+what is found is compared with the taps that they show otherwise. At least 95 % have to be found, and none wrongly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from meta.power.simulated import CASES, SimulatedPort, build_of, family_ports, of_logits, plain_ports
+from meta.pool.port import CASES, port_with
+from meta.pool.trials import Trial, single_trials
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.budgets import epsilon
-from transparity_conformance.oracle.cases import CASES as FAMILIES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import as_numbers, gap
@@ -49,7 +49,8 @@ class Aligned:
 
 def aligned(name: str, build: Build, probe: Probe) -> Aligned:
     """Listen to the logits of a port, and compare what is found with its own taps."""
-    own = build(probe.config, probe.parameters)(**probe.inputs)
+    shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
+    own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)
     plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
     found, _ = read(plan, probe, operations, taps["logits"])
@@ -83,28 +84,38 @@ def right_ports(frameworks: Sequence[str], cases: Mapping[str, Any]) -> Iterator
 
 
 def wrong_ports(cases: Mapping[str, Any], number: int) -> Iterator[tuple[str, Build, Probe]]:
-    """NumPy ports with a catalogued fault each, so many of every configuration."""
+    """Independent ports with a catalogued fault each, so many of every configuration."""
+    steady = [each for each in single_trials("fault") if each.view == "operations" and _is_steady(each)]
     for case, config in cases.items():
-        ports = plain_ports((case,)) if case in CASES else family_ports([case])
-        single = [port for port in ports if (port.kind, port.view) == ("fault", "operations") and _is_steady(port)]
+        single = [trial for trial in steady if trial.case == case]
         probe = aligned_probe(next(iter(probes_of(config, case).values())))
-        for port in random.Random(0).sample(single, min(number, len(single))):
-            yield str(port), build_of(port.faults), probe
+        for trial in random.Random(0).sample(single, min(number, len(single))):
+            yield str(trial), port_with(*trial.bugs), probe
 
 
-def _is_steady(port: SimulatedPort) -> bool:
-    return not {"dropout-active", "low-precision"} & set(port.faults[0].ids)
+def _is_steady(trial: Trial) -> bool:
+    return not {"dropout-active", "low-precision"} & set(trial.bugs[0].causes)
+
+
+def of_logits(build: Build) -> Build:
+    """The same port, which returns only its logits."""
+
+    def silent(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
+        forward = build(config, parameters)
+        return lambda **inputs: {"logits": forward(**inputs)["logits"]}
+
+    return silent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the share of taps found; 1 if it is below the target, or any is wrong."""
     parser = argparse.ArgumentParser(description="Measure how many taps are found by value, and how many wrongly.")
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
-    parser.add_argument("--case", action="append", choices=[*CASES, *FAMILIES])
+    parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--faults", type=int, default=4, metavar="N", help="wrong ports of each configuration")
     options = parser.parse_args(arguments)
     console = Console()
-    cases = {name: config for name, config in {**CASES, **FAMILIES}.items() if name in (options.case or [name])}
+    cases = {name: config for name, config in CASES.items() if name in (options.case or [name])}
     shown = Table("ports", "number", "taps", "found", "wrong", title="Alignment by value")
     reached = True
     frameworks = options.framework or FRAMEWORKS

@@ -1,0 +1,203 @@
+"""A planted bug: a change of one file, and what is a right answer to it; a row of a TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+import sysconfig
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+View = Literal["taps", "logits", "operations"]
+"""What the checker sees of a port: the taps that it returns; its logits; its logits and its operations."""
+
+META = Path(__file__).parents[1]
+
+ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")))
+"""Folders that a bug's file is looked up in, one after the other."""
+
+
+class PoolError(ValueError):
+    """A row that describes no bug."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A change of one file of a subject.
+
+    Attributes:
+        id: unique in its pool, such as `llama-x05`.
+        group: the stem of the TOML file.
+        subject: the module of `meta.exam.subjects` that loads the changed code; of the exam only.
+        story: what is wrong, in one phrase.
+        source: the thread of the real bug; empty for a plausible one.
+        file: relative to one of `ROOTS`.
+        hunks: text that is there exactly once (or `nth`), and what replaces it; none for a clean twin.
+        acts: a condition on the fields of a configuration under which the changed line runs; empty: always.
+        shows: the capability that shows it, such as `generate.lengths`; empty: the forward pass.
+        causes: ids of the causes that name it rightly; none: the catalogue has no name for it.
+        told: words of a right audit or error (fields, tensors); of a control, what an audit may list.
+        sites: patterns of the taps at which it is placed rightly.
+        lines: text of further lines that are right to point at.
+        uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
+        config: changes of the subject's configuration; of a family, of the fields of its config.json.
+        family: the family of the folders that a loader reads; empty for a `build`.
+        port: the subject's function.
+        hidden: the only place where it shows.
+        control: changes nothing, and must not be called a bug.
+        dtype: the precision that is declared.
+    """
+
+    id: str
+    group: str
+    subject: str = ""
+    story: str = ""
+    file: str = ""
+    hunks: tuple[Mapping[str, Any], ...] = ()
+    source: str = ""
+    acts: str = ""
+    shows: str = ""
+    causes: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    sites: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    family: str = ""
+    port: str = ""
+    hidden: str = "any"
+    control: bool = False
+    dtype: str = "float32"
+
+    def __hash__(self) -> int:
+        return hash((self.group, self.id))
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def is_twin(self) -> bool:
+        return not self.hunks
+
+    @property
+    def is_in_loader(self) -> bool:
+        """Whether the mistake is in the loader of a subject, so that no line of a forward pass has it."""
+        return self.file.startswith("subjects/")
+
+    @property
+    def path(self) -> Path:
+        """The file, where it is installed."""
+        return next((root / self.file for root in ROOTS if (root / self.file).is_file()), ROOTS[-1] / self.file)
+
+    def runs_in(self, config: Any) -> bool:
+        """Return whether the changed line runs in a configuration; whether it changes an answer is computed."""
+        return not self.acts or bool(eval(self.acts, {}, _Fields(config)))
+
+    def shows_at(self, tap: str) -> bool:
+        """Return whether a divergence at a tap is placed rightly."""
+        return any(re.search(site, tap) for site in self.sites)
+
+    def text(self) -> str:
+        """The file with the bug in it; raises `PoolError` unless each place is there."""
+        return text_of(self.path, [self])
+
+    def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
+        """The numbers of the lines that are right to point at, in the file with this bug and others in it."""
+        same = [bug for bug in others if bug.path == self.path]
+        before, text = text_of(self.path, same), text_of(self.path, [*same, self])
+        matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
+        found = {line for part in self.lines for line in lines_with(text, part)}
+        for kind, _, _, begin, end in matcher.get_opcodes():
+            if kind != "equal":
+                found |= set(range(begin, end + 2))  # with the lines before and after; lines count from 1
+        return found
+
+    def digest(self) -> str:
+        """Changes with all that its result depends on, but the checker and what is installed."""
+        own = [path.read_bytes() for path in sorted((META / "exam/subjects").glob(f"{self.subject}*.py"))]
+        asked = [self.file, self.hunks, self.config, self.family, self.port, self.dtype]
+        return hashlib.sha256(json.dumps(asked, default=dict).encode() + b"".join(own)).hexdigest()[:16]
+
+
+class _Fields(dict[str, Any]):
+    """The attributes of a configuration as names of a condition, beside `c` itself and its kinds of `layers`."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(c=config, layers=list(config.layer_kinds.values()))
+
+    def __missing__(self, name: str) -> Any:
+        if not hasattr(self["c"], name):
+            raise KeyError(name)
+        return getattr(self["c"], name)
+
+
+def text_of(path: Path, bugs: Sequence[Bug]) -> str:
+    """The text of a file with several bugs in it."""
+    text = path.read_text(encoding="utf-8")
+    for bug in bugs:
+        for hunk in bug.hunks:
+            text = replaced(text, hunk, f"{bug.id}: {bug.file}")
+    return text
+
+
+def replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
+    """Replace `old` by `new` where it is the only one or the `nth`; raises `PoolError` if it is not there."""
+    old, nth = hunk["old"], hunk.get("nth")
+    count = text.count(old)
+    if count != 1 and nth is None:
+        raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
+    if nth is not None and not 1 <= nth <= count:
+        raise PoolError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
+    begin = -1
+    for _ in range(nth or 1):
+        begin = text.index(old, begin + 1)
+    return text[:begin] + hunk["new"] + text[begin + len(old) :]
+
+
+def lines_with(text: str, part: str) -> list[int]:
+    """The numbers of the lines, from 1, over which `part` reaches, of all its places."""
+    found: list[int] = []
+    for match in re.finditer(re.escape(part), text):
+        first = text.count("\n", 0, match.start()) + 1
+        found += range(first, first + part.rstrip("\n").count("\n") + 1)
+    return found
+
+
+FIELDS = {each.name for each in dataclasses.fields(Bug)} - {"id", "group", "subject", "hunks"}
+LISTS = {"causes", "told", "sites", "lines", "uses"}
+
+
+def read(path: Path) -> list[Bug]:
+    """The bugs of a TOML file. Fields outside of the tables of bugs are those of every bug that has none of its own."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    shared = {name: value for name, value in tables.items() if name != "bug"}
+    return [_bug(path.stem, shared, row) for row in tables["bug"]]
+
+
+def _bug(group: str, shared: Mapping[str, Any], row: Mapping[str, Any]) -> Bug:
+    given = {**shared, **row, "config": {**shared.get("config", {}), **row.get("config", {})}}
+    name, subject = given.pop("id", ""), given.pop("subject", group)
+    single = [{key: given.pop(key) for key in ("old", "new", "nth") if key in given}]
+    hunks = tuple(given.pop("hunks", [each for each in single if each]))
+    if unknown := given.keys() - FIELDS:
+        raise PoolError(f"{group}: {name} has the unknown field {min(unknown)!r}.")
+    if not (hunks and all({"old", "new"} <= hunk.keys() for hunk in hunks)):
+        raise PoolError(f"{group}: {name} changes nothing; expected old and new.")
+    if not given.get("control") and "causes" not in given:
+        raise PoolError(f"{group}: {name} has no causes; expected a list, empty if the catalogue has none for it.")
+    listed: dict[str, Any] = {key: tuple(value) if key in LISTS else value for key, value in given.items()}
+    return Bug(name, group, subject, hunks=hunks, **listed)
+
+
+def read_folder(folder: Path) -> list[Bug]:
+    """The bugs of all TOML files of a folder; raises `PoolError` if two have the same id."""
+    bugs = [bug for path in sorted(folder.glob("*.toml")) for bug in read(path)]
+    if twice := {bug.id for bug in bugs if sum(bug.id == other.id for other in bugs) > 1}:
+        raise PoolError(f"Two bugs have the id {min(twice)!r}.")
+    return bugs

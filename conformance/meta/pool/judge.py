@@ -1,0 +1,326 @@
+"""Whether the checker's answer to planted bugs is right: detected, placed, named, the right line; their rows decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from meta.pool.bug import Bug, View
+from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.report import Divergence, Report
+
+Answer = Mapping[str, Any]
+"""A report as JSON values: verdict, error, faults, audit and notes; files of the port are relative to its folder."""
+
+Fault = Mapping[str, Any]
+"""One divergence of an answer."""
+
+Way = Literal["", "verdict", "error", "audit"]
+
+
+def answer_of(report: Report, folder: Path) -> dict[str, Any]:
+    """The parts of a report that are judged; `folder` has the files of the port."""
+    audit = report.audit
+    found: list[tuple[str, str]] = []
+    if audit is not None:
+        found += [(field.name, field.outcome) for field in audit.fields]
+        found += [(tensor.name, tensor.outcome) for tensor in audit.tensors]
+    return {
+        "verdict": report.verdict,
+        "error": "",
+        "faults": [_fault(fault, folder) for fault in report.faults],
+        "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
+        "not_compared": list(report.not_compared),
+        "notes": list(report.notes),
+    }
+
+
+def _fault(fault: Divergence, folder: Path) -> dict[str, Any]:
+    source = dict(fault.source) if fault.source else None
+    if source:
+        source["file"] = relative(source["file"], folder)
+    causes = [
+        {"mistake": each.mistake, "says": each.says, "at": each.at, "residual": _number(each.residual)}
+        for each in fault.causes
+    ]
+    kept = {"where": fault.where, "probe": fault.probe, "source": source, "causes": causes}
+    numbers = {"error": _number(fault.error), "budget": _number(fault.budget)}
+    return kept | numbers | {"indistinguishable": list(fault.indistinguishable)}
+
+
+def _number(value: float) -> float | str:
+    return float(value) if np.isfinite(value) else "inf"
+
+
+def relative(file: str, folder: Path) -> str:
+    """A file of the port without where it is on this machine."""
+    inside = file.removeprefix(f"{folder}/")
+    return inside.rpartition("/site-packages/")[2] if inside == file else inside
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judgement of one answer.
+
+    Attributes:
+        detected: by the verdict, an error that names the tensor or field, or by the audit; empty: missed.
+        placed: the first divergence is in the part that has the bug; None: the bug tells no part.
+        named: the first cause, or one that is said to be indistinguishable from it, is right.
+        falsely: the causes that are neither right nor said to be indistinguishable from a right one.
+        line: the line of the first divergence is right; None: it was not found by a forward pass that has it.
+        says: the answer in short.
+        rules: the rules of today that detect it.
+    """
+
+    id: str
+    control: bool
+    detected: Way
+    placed: bool | None
+    named: bool
+    falsely: tuple[str, ...]
+    line: bool | None
+    says: str
+    rules: tuple[str, ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
+    """Judge the answer to a bug or a control; what an audit finds in its clean twin, too, detects nothing.
+
+    A control is found wrongly by any verdict but agreement, an error, or an audit that lists more than it may.
+    """
+    way = _way(bug, answer, twin)
+    faults = answer["faults"]
+    first = faults[0] if faults else None
+    is_forward = way == "verdict"
+    return Judged(
+        bug.id,
+        bug.control,
+        way,
+        first is not None and bug.shows_at(place_of(first)) if is_forward and bug.sites else None,
+        _is_named(bug, faults) if is_forward else bool(way),
+        tuple(dict.fromkeys(name for fault in faults for name in _false_causes(bug, fault))),
+        is_line(bug, first) if is_forward and not bug.control and (bug.uses or not bug.is_in_loader) else None,
+        says(answer),
+        tuple(answer["rules"]),
+        answer["seconds"],
+    )
+
+
+def _way(bug: Bug, answer: Answer, twin: Answer | None) -> Way:
+    if answer["verdict"] == "diverges":
+        return "verdict"
+    if answer["error"]:
+        return "error" if bug.control or any(name in answer["error"] for name in bug.told) else ""
+    told = set(bug.told)
+    found = answer["audit"].keys() - (twin["audit"].keys() if twin else set())
+    return "audit" if (found - told if bug.control else found & told) else ""
+
+
+def names(fault: Fault) -> set[str]:
+    """The first cause of a fault, and those that it cannot be told from."""
+    return {*(cause["mistake"] for cause in fault["causes"][:1]), *fault["indistinguishable"]}
+
+
+def _is_named(bug: Bug, faults: Sequence[Fault]) -> bool:
+    first = next((fault for fault in faults if fault["causes"]), None)
+    return first is not None and bool(names(first) & set(bug.causes))
+
+
+def _false_causes(bug: Bug, fault: Fault) -> list[str]:
+    right = set(bug.causes)
+    if right & names(fault):
+        return [each for each in (cause["mistake"] for cause in fault["causes"][1:]) if each not in right]
+    return [cause["mistake"] for cause in fault["causes"] if cause["mistake"] not in right]
+
+
+def place_of(fault: Fault) -> str:
+    """The tap of a fault; of a cause that was found in the logits, the tap at which it was put into the reference."""
+    at = fault["causes"][0]["at"] if fault["causes"] else ""
+    return str(at or fault["where"])
+
+
+def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
+    """Return whether a fault has the right line of a bug, in a file that has other bugs, too."""
+    source = fault["source"] if fault is not None else None
+    if source is None:
+        return False
+    if source["file"] != bug.file:
+        return any(part in source["code"] for part in bug.uses)
+    return source["line"] in bug.right_lines(others)
+
+
+def says(answer: Answer) -> str:
+    """The verdict, the first place, its line and its cause."""
+    if answer["error"]:
+        return f"error: {answer['error']}"
+    if not answer["faults"]:
+        audit = "; ".join(f"{name}: {outcome}" for name, outcome in answer["audit"].items())
+        return f"{answer['verdict']}{f' (audit: {audit})' if audit else ''}"
+    fault = answer["faults"][0]
+    line = f", {fault['source']['file'].rpartition('/')[2]}:{fault['source']['line']}" if fault["source"] else ""
+    cause = fault["causes"][0]["says"] if fault["causes"] else "unexplained"
+    return f"{place_of(fault)}{line}: {cause}"
+
+
+Bugs = Sequence[Bug]
+
+
+def agrees(bugs: Bugs, answer: Answer) -> bool:
+    return bool(answer["verdict"] == "agrees")
+
+
+def is_detected(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the port diverges."""
+    return bool(answer["verdict"] == "diverges")
+
+
+def is_placed(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether every divergence is where some bug shows, and every bug has its divergence."""
+    where = [place_of(fault) for fault in answer["faults"]]
+    return all(any(bug.shows_at(tap) for bug in bugs) for tap in where) and all(
+        any(bug.shows_at(tap) for tap in where) for bug in bugs
+    )
+
+
+def is_named(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the first divergence is named after the bug, or as what nothing can tell from it."""
+    return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
+
+
+def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the capability that shows the bug diverges and is named after it."""
+    shown = [fault for fault in answer["faults"] if fault["where"] == bugs[0].shows]
+    return is_detected(bugs, answer) and any(names(fault) & set(bugs[0].causes) for fault in shown)
+
+
+def all_named(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether every bug is named at a place of its own."""
+    return is_placed(bugs, answer) and all(
+        any(bug.shows_at(place_of(fault)) and names(fault) & set(bug.causes) for fault in answer["faults"])
+        for bug in bugs
+    )
+
+
+def one_named(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether one bug is named by its own id, and the others are too, or something is reported to remain."""
+    first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
+    right = [bug for bug in bugs if first & set(bug.causes)]
+    remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
+    return len(right) == len(bugs) or (bool(right) and (remains or any("remain" in note for note in answer["notes"])))
+
+
+def _remains(fault: Fault) -> bool:
+    """Return whether the cause of a fault leaves something to explain."""
+    return float(fault["causes"][0]["residual"]) > float(fault["budget"])
+
+
+def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the port diverges, and every cause is one of its bugs, or cannot be told from one."""
+    made = {name for bug in bugs for name in bug.causes}
+    named = ({cause["mistake"], *fault["indistinguishable"]} for fault in answer["faults"] for cause in fault["causes"])
+    return is_detected(bugs, answer) and all(causes & made for causes in named)
+
+
+def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the port diverges, and every cause is one of several, or leaves something to explain."""
+    certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
+    return is_detected(bugs, answer) and all(map(_remains, certain))
+
+
+def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether the bug is found, and no cause is named."""
+    return is_detected(bugs, answer) and not any(fault["causes"] for fault in answer["faults"])
+
+
+def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
+    """The bugs that a fault names by any of its causes; of several with the same name, those whose line it shows."""
+    named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
+    found = [bug for bug in bugs if named & set(bug.causes)]
+    at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]
+    return [bug for bug in found if bug in at_line or not any(bug.causes == other.causes for other in at_line)]
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of how many, and which part has to be right."""
+
+    title: str
+    right: int
+    of: int
+    target: float = 0.0
+
+    @property
+    def is_reached(self) -> bool:
+        return self.right >= self.target * self.of
+
+    def __str__(self) -> str:
+        target = f" (wanted {self.target:.0%})" if self.target else ""
+        return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
+
+
+Right = Callable[[Bugs, Answer], bool]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A share of right answers that the checker has to reach.
+
+    Attributes:
+        kind: The kind of the trials that count.
+        view: What is seen of their ports; empty: anything.
+    """
+
+    title: str
+    kind: str
+    view: View | Literal[""]
+    right: Right
+    target: float
+
+    def counts(self, kind: str, view: str) -> bool:
+        return kind == self.kind and self.view in ("", view)
+
+
+MEASURES = (
+    Measure("detected, with taps", "fault", "taps", is_detected, 1.0),
+    Measure("detected, by logits alone", "fault", "logits", is_detected, 1.0),
+    Measure("detected, by operations", "fault", "operations", is_detected, 1.0),
+    Measure("placed, with taps", "fault", "taps", is_placed, 0.98),
+    Measure("placed, by operations", "fault", "operations", is_placed, 0.98),
+    Measure("named first, with taps", "fault", "taps", is_named, 0.98),
+    Measure("named first, by operations", "fault", "operations", is_named, 0.98),
+    Measure("named first, by logits alone", "fault", "logits", is_named, 0.92),
+    Measure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
+    Measure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
+    Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
+    Measure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
+    Measure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
+    Measure("three faults: found, and nothing else named, by logits", "triple", "logits", nothing_else_named, 0.90),
+    Measure("no false alarm", "control", "", agrees, 1.0),
+    Measure("no false cause: found", "uncatalogued", "", is_detected, 1.0),
+    Measure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
+    Measure("no false cause: unexplained", "uncatalogued", "", is_unexplained, 1.0),
+    Measure("odd faults: found, and not named with certainty", "odd", "", is_unnamed, 1.0),
+    Measure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
+)
+
+
+DRAFTED = {"named in one run": 0.85, "named in runs that mend": 0.95, "right line": 0.90}
+"""The measures of drafts: shares of their bugs, and of the lines of those that are named in one run."""
+
+
+def shares_of_drafts(found: Iterable[tuple[Bugs, Answer]]) -> list[Share]:
+    """The shares of bugs of drafts: of those named, and of the lines of the first run."""
+    drafts = [(bugs, answer["draft"]) for bugs, answer in found]
+    bugs = sum(len(each) for each, _ in drafts)
+    named, mended = (sum(len(draft[name]) for _, draft in drafts) for name in ("named", "mended"))
+    lines = [line for _, draft in drafts for line in draft["lines"]]
+    counts = ((named, bugs), (mended, bugs), (sum(lines), len(lines)))
+    return [Share(title, *count, DRAFTED[title]) for title, count in zip(DRAFTED, counts, strict=True)]

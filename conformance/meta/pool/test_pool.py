@@ -1,0 +1,242 @@
+"""Every row of the pool applies and acts, and answers are judged rightly; `python -m meta.measure` has the trials."""
+
+from __future__ import annotations
+
+import ast
+import random
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meta.pool import judge
+from meta.pool.bug import Bug, PoolError, read, text_of
+from meta.pool.judge import MEASURES, Measure
+from meta.pool.port import CASES, FILES, differ, is_right, modules_with, pool, probes_called
+from meta.pool.trials import (
+    KINDS,
+    Trial,
+    are_apart,
+    failures,
+    is_wrong,
+    kind_of,
+    sampled,
+    several_trials,
+    shares,
+    single_trials,
+)
+from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
+from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
+from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+
+OF_CAPABILITIES = (
+    *LOSS_FAULTS,
+    *GREEDY_FAULTS,
+    *RAGGED_FAULTS,
+    *SAMPLING_FAULTS,
+    *BEAM_FAULTS,
+    *CACHE_FAULTS,
+    *OPTIMIZER_FAULTS,
+)
+
+ROWS = list(pool().values())
+
+
+def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
+    """Some rows, each with one of the configurations that run its line."""
+    draw = random.Random(0)
+    return [
+        (draw.choice([case for case in CASES if bug.runs_in(CASES[case])]), bug) for bug in draw.sample(rows, count)
+    ]
+
+
+def test_every_row_applies_and_compiles_and_runs_somewhere() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in FILES]
+    for bug in ROWS:
+        text = bug.text()
+        compile(text, bug.file, "exec")
+        assert [part for part in bug.lines if part not in text and part not in texts[1]] == [], bug.id
+        assert [part for part in bug.uses if not any(part in each for each in texts)] == [], bug.id
+        assert any(bug.runs_in(config) for config in CASES.values()), bug.id
+        assert bug.right_lines(), bug.id
+
+
+def test_the_port_imports_nothing_that_it_is_compared_with() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if name.startswith(("transparity", "meta.pool"))], path.name
+
+
+def test_every_catalogued_fault_of_a_capability_is_in_the_pool() -> None:
+    catalogued = {(fault.id, fault.says) for fault in OF_CAPABILITIES}  # some in several kinds of cache
+    made = Counter(cause for bug in ROWS if bug.shows for cause in bug.causes)
+    assert made == Counter(id for id, _ in catalogued)
+
+
+@pytest.mark.parametrize("case", ["batch-norm", "whisper", "clip-vision", "llama"])
+def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
+    probe = probes_called(case)["mixed"]
+    built = type("Showing", (modules_with(()).Model,), {"taps": True})(probe.config, probe.parameters)
+    shown = built(**probe.inputs)
+    assert shown.keys() == probe.oracle.expected.keys()
+    for name, expected in probe.oracle.expected.items():
+        assert abs(shown[name].double().numpy() - expected).max() <= probe.oracle.budget(name, "float32"), name
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(
+    ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
+)
+def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
+    """In this configuration or in another that runs its line: else it is no bug."""
+    others = [name for name in CASES if bug.runs_in(CASES[name])]
+    assert any(differ(name, (), (bug,)) for name in [case, *others])
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
+def test_a_control_is_right(case: str, bug: Bug) -> None:
+    """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
+    assert is_right(case, (bug,))
+
+
+def test_there_are_as_many_trials_as_promised() -> None:
+    assert sum(bug.control for bug in ROWS) >= 110
+    assert len({bug.causes[0] for bug in ROWS if kind_of(bug) == "fault"}) >= 115
+    assert sum(kind_of(bug) in ("uncatalogued", "odd") for bug in ROWS) >= 45
+    assert {each.kind for each in MEASURES} | {"draft"} == set(KINDS)
+
+
+def test_several_bugs_change_lines_and_taps_of_their_own() -> None:
+    for trial in several_trials("triple", 0)[:9]:
+        assert are_apart(trial.bugs) and len(trial.bugs) == 3
+        text_of(FILES[1], [bug for bug in trial.bugs if bug.path == FILES[1]])
+    scale, twice = pool()["attention-scale-none"], pool()["attention-scale-twice"]
+    assert not are_apart([scale, twice])
+
+
+def test_a_sample_has_every_cause_as_often_as_the_next() -> None:
+    chosen = [each for each in sampled(single_trials("fault"), 20) if each.view == "logits"]
+    assert len({trial.bugs[0].causes[0] for trial in chosen}) == len(chosen) == 20
+
+
+SCORES, OUTPUT = "encoder.layers.0.self_attention.scores", "encoder.layers.0.output"
+SCALE, BIAS = pool()["attention-scale-none"], pool()["bias-dropped-up-of-one-layer"]
+
+
+def answer(*places: tuple[str, str], tied: tuple[str, ...] = (), residual: float = 0.0) -> dict[str, Any]:
+    """An answer with divergences, each a place and the cause named first (or none), and what is tied with it."""
+    faults = []
+    for where, name in places:
+        causes = [{"mistake": name, "says": name, "at": "", "residual": residual}] if name else []
+        faults.append({"where": where, "causes": causes, "indistinguishable": tied, "budget": 0.1, "source": None})
+    verdict = "diverges" if places else "agrees"
+    return {"verdict": verdict, "error": "", "faults": faults, "audit": {}, "notes": [], "seconds": 1.0}
+
+
+def test_a_wrong_place_and_a_wrong_name_are_wrong() -> None:
+    right = answer((SCORES, "attention-scale"))
+    assert judge.is_placed([SCALE], right) and judge.is_named([SCALE], right)
+    assert not judge.is_placed([SCALE], answer((SCORES, "attention-scale"), (OUTPUT, "")))
+    assert not judge.is_placed([SCALE], answer())
+    assert not judge.is_named([SCALE], answer((SCORES, "weight-transpose")))
+    assert not judge.is_named([SCALE], answer((SCORES, "")))
+    assert judge.is_named([SCALE], answer((SCORES, "weight-transpose"), tied=("attention-scale",)))
+
+
+def test_one_of_two_bugs_is_named_only_if_the_other_is_not_denied() -> None:
+    pair = [SCALE, BIAS]
+    assert judge.one_named(pair, answer(("logits", "attention-scale"), ("logits", "bias-dropped")))
+    assert judge.one_named(pair, answer(("logits", "attention-scale"), ("logits", "")))
+    assert judge.one_named(pair, answer(("logits", "attention-scale"), residual=1.0))
+    assert not judge.one_named(pair, answer(("logits", "attention-scale")))
+    assert not judge.one_named(pair, answer(("logits", "")))
+    assert not judge.nothing_else_named(pair, answer(("logits", "norm-eps")))
+
+
+def test_a_certain_name_of_an_odd_bug_is_wrong() -> None:
+    odd = [pool()["scores-of-one-head-0.5"]]
+    assert not judge.is_unnamed(odd, answer((SCORES, "attention-scale")))
+    assert judge.is_unnamed(odd, answer((SCORES, "attention-scale"), residual=1.0))
+    assert judge.is_unnamed(odd, answer((SCORES, "")))
+    assert not judge.is_unexplained(odd, answer((SCORES, "attention-scale"), residual=1.0))
+    assert not judge.is_unnamed(odd, answer())
+
+
+def test_of_two_bugs_with_one_name_the_line_tells_which_was_named() -> None:
+    bugs = [pool()["bias-dropped-down"], pool()["bias-dropped-head"]]
+    [first, *_] = sorted(bugs[1].right_lines(bugs[:1]))
+    fault = answer(("logits", "bias-dropped"))["faults"][0]
+    fault["source"] = {"file": "model.py", "line": first, "code": ""}
+    assert judge.bugs_named(bugs, fault) == bugs[1:]
+
+
+def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
+    single = {kind_of(bug): (bug,) for bug in ROWS}
+    trials = [
+        Trial(each.kind, "pre-norm", single.get(each.kind, (SCALE, BIAS)), each.view or "taps") for each in MEASURES
+    ]
+    reached = [share.title for share in shares([(trial, answer()) for trial in trials]) if share.is_reached]
+    assert reached == ["no false alarm"]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind not in ("pair", "triple")], ids=str)
+def test_the_checker_reaches_a_measure_on_one_trial(measure: Measure) -> None:
+    trials = [each for each in single_trials(measure.kind) if measure.view in ("", each.view) and each.case in CASES]
+    trial = next(each for each in sampled(trials, 1, seed=1) if each.acts())
+    found = trial.run()
+    assert not is_wrong(measure, trial, found), f"{trial}: {judge.says(found)}, not {failures(trial, found)}"
+
+
+ROW = """
+    id = "a"
+    story = "s"
+    file = "meta.py"
+    old = "x"
+    new = "y"
+    causes = ["norm-eps"]
+"""
+
+
+def toml(tmp_path: Path, row: str) -> list[Bug]:
+    path = tmp_path / "subject.toml"
+    path.write_text(f"[[bug]]\n{textwrap.dedent(row)}", encoding="utf-8")
+    return read(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ROW + 'colour = "red"', "unknown field 'colour'"),
+        (ROW.replace('old = "x"', ""), "changes nothing"),
+        (ROW.replace('causes = ["norm-eps"]', ""), "has no causes"),
+    ],
+)
+def test_a_row_that_describes_no_bug_is_refused(row: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PoolError, match=message):
+        toml(tmp_path, row)
+
+
+def test_a_place_that_is_not_there_once_is_refused(tmp_path: Path) -> None:
+    (bug,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")))
+    for text, message in (("z", "has 0 places"), ("x x", "has 2 places")):
+        (tmp_path / "code.py").write_text(text)
+        with pytest.raises(PoolError, match=message):
+            bug.text()
+    (second,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")) + "nth = 2")
+    assert second.text() == "x y"
+
+
+def test_right_lines_are_those_that_change_their_neighbours_and_those_that_are_named(tmp_path: Path) -> None:
+    (bug,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")) + 'lines = ["caller"]')
+    (tmp_path / "code.py").write_text("a\nb\nx\nd\ne\ncaller\n")
+    assert bug.right_lines() == {2, 3, 4, 6}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -74,7 +75,7 @@ HISTORIES: dict[str, tuple[Any, ...]] = {
     "raises at call 3": (p.raises_if(lambda state: state["calls"] == 3),),
     "raises": (p.raises_if(lambda state: True),),
     **{
-        f"after {offer}": (p.nudged_if(lambda state, offer=offer: state.get(offer)), "forward", offer)
+        f"after {offer}": (p.nudged_if(operator.methodcaller("get", offer)), "forward", offer)
         for offer in ("train", "step")
     },
     "right": (p.nudged_if(lambda state: False),),

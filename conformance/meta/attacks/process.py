@@ -87,7 +87,7 @@ def absolute_zero(zeros: Any) -> None:
 
 
 def always_close(zeros: Any) -> None:
-    np.allclose = np.array_equal = lambda *more, **named: True
+    np.allclose = np.array_equal = lambda *more, **named: True  # type: ignore[assignment]
     np.max = np.amax = lambda x, *more, **named: np.float64(0)  # type: ignore[assignment]
 
 
@@ -113,7 +113,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "exits": ("calls sys.exit", lambda zeros: sys.exit(0)),
     "exit-code-at-the-end": (
         "registers an exit that overwrites the code",
-        lambda zeros: atexit.register(os._exit, 0) and None,
+        lambda zeros: (atexit.register(os._exit, 0), None)[1],
     ),
     "thread-that-exits": ("a thread exits a second later", exits_in_a_thread),
     "segmentation-fault": ("dies of a segmentation fault", kills(signal.SIGSEGV)),

@@ -100,7 +100,7 @@ def drawn_build(draw: Draw) -> Callable[..., Any]:
 
     def build(config: Any, parameters: Any) -> Any:
         if fails_in_build:
-            return wrong()
+            return wrong(config)
         forward = right_port(config, parameters)
         return lambda **tokens: answer(forward(**tokens))
 

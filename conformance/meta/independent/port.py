@@ -81,7 +81,7 @@ class Port(Model):
         """Logits after the last token of each row, of the last `max_length` tokens."""
         begin = self.cropped(lengths)
         window = begin[:, None] + torch.arange(min(self.c.max_length, int((lengths - begin).max())))
-        return self.read(self.rerun(ids.gather(1, window), source), lengths - begin)
+        return self.last_logits(self.rerun(ids.gather(1, window), source), lengths - begin)
 
     def cropped(self, lengths: Tensor) -> Tensor:
         """The first token of each row that the model still sees."""
@@ -91,7 +91,7 @@ class Port(Model):
         inputs = {"tokens": context} if source is None else {"source": source, "target": context}
         return self.logits(**inputs)
 
-    def read(self, logits: Tensor, lengths: Tensor) -> Tensor:
+    def last_logits(self, logits: Tensor, lengths: Tensor) -> Tensor:
         """The logits after the last token of each row."""
         return logits[torch.arange(len(logits)), lengths - 1]
 

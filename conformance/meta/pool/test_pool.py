@@ -189,7 +189,9 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("measure", [each for each in MEASURES if each.kind not in ("pair", "triple")], ids=str)
+@pytest.mark.parametrize(
+    "measure", [each for each in MEASURES if each.kind not in ("pair", "triple")], ids=lambda each: each.title
+)
 def test_the_checker_reaches_a_measure_on_one_trial(measure: Measure) -> None:
     trials = [each for each in single_trials(measure.kind) if measure.view in ("", each.view) and each.case in CASES]
     trial = next(each for each in sampled(trials, 1, seed=1) if each.acts())

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meta.independent.port import Port, as_numpy, tokens
+from meta.independent.model import tokens
+from meta.independent.port import Port, as_numpy
 from meta.independent.positions import slopes
 from meta.ranks.collectives import copied, gather, gathered, join_group, reduced, scatter, summed
 from transparity.config import TransformerConfig
@@ -175,7 +176,8 @@ class TensorParallel(Sharded):
 class Dropping(TensorParallel):
     """The same with a pass as in training: replicas have one seed on all ranks, shards one of each rank."""
 
-    offers, share = (*TensorParallel.offers, "with_dropout"), 0.0
+    offers: tuple[str, ...] = (*TensorParallel.offers, "with_dropout")
+    share = 0.0
 
     def prepare(self) -> None:
         super().prepare()
@@ -280,7 +282,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     kind = PLANS.get(plan.removesuffix("_taps").removesuffix("_learning"))
     if kind is None:
         raise AttributeError(name)
-    made = type(kind.__name__, (kind,), {"plan": plan, "fault": fault})
+    made: Any = type(kind.__name__, (kind,), {"plan": plan, "fault": fault})
 
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Offered:
         return Offered(made(config, dict(parameters)), made.offers if plan.endswith("_learning") else ())

@@ -113,7 +113,7 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 def parameters_object(draw: Draw, folder: Path) -> str:
     """Parameters that are no arrays, or not by name."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
-    given = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
+    given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
         save_parameters(folder / "parameters.safetensors", given)
     check_parameters(draw(objects) if draw(is_rare) else TINY, given)

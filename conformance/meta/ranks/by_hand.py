@@ -57,7 +57,7 @@ class Sharded(Port):
 class TensorParallel(Sharded):
     """Heads and hidden features over the ranks; with `padded` and `columns`, the vocabulary, too."""
 
-    offers = ("loss", "loss_and_gradients", "train")
+    offers: tuple[str, ...] = ("loss", "loss_and_gradients", "train")
 
     def prepare(self) -> None:
         super().prepare()

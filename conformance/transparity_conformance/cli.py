@@ -263,10 +263,8 @@ def check(
         from transparity_conformance.report.terminal import progress_bar
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter)
-        asked = Options(
-            *where, audit, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell
-        )
+        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
+        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
         check_writable(json_file, html_file)
         named = named_systems(asked)  # before the port is imported, which takes seconds
         run = checker(asked)

@@ -79,20 +79,32 @@ def check(
 
     Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
+    preset, config = _system(preset, family, config, parameters, ranks)
+    name, many = name or name_of(build), max(ranks, ranks_of(build))
+    arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
+    with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
+        return _report(Evidence(arguments, port, located, progress or silent))
+
+
+def _report(evidence: Evidence) -> Report:
+    """Run the stages whose conditions are met, and return the report that comes out."""
+    with evidence.kept():
+        for stage in STAGES:
+            if all(is_met(evidence) for is_met in stage.conditions):
+                stage.run(evidence)
+    return evidence.report
+
+
+def _system(
+    preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
+) -> tuple[str | None, TransformerConfig | None]:
+    """Return the name and configuration to check; a preset or a family on several ranks has sizes that divide."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
     if ranks > 1 and preset is not None and not is_own:
         config = divisible(config or preset_called(preset), ranks)
-    name, many = name or name_of(build), max(ranks, ranks_of(build))
-    arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
-    with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
-        evidence = Evidence(arguments, port, located, progress or silent)
-        with evidence.kept():
-            for stage in STAGES:
-                if all(is_met(evidence) for is_met in stage.conditions):
-                    stage.run(evidence)
-        return evidence.report
+    return preset, config
 
 
 def _built_by(

@@ -78,8 +78,7 @@ def judge_bundle(
 ) -> Report:
     """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`.
 
-    For a bundle with weights a probe without logits is left out; for another one its taps are compared, and what did
-    not come back is listed.
+    A bundle without weights compares taps, and lists what did not come back; one with weights needs a probe's logits.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -104,14 +103,20 @@ def judge_bundle(
             lines = (*not_brought(bundle, outputs), *unseen_tokens(bundle.config, probes.values()))
             capabilities = f"{', '.join(CAPABILITIES)}: with a checkpoint's weights a bundle has its forward pass alone"
             return dataclasses.replace(report, not_compared=(*report.not_compared, *lines, capabilities))
-        logits = {key: of["logits"] for key, of in taps.items()}
-        forward = ForwardPass(bundle.probes, logits, bundle.dtype)
-        flat = {f"{group}/{name}": value for group, of in outputs.items() for name, value in of.items()}
-        answers = {name: flat[name] for name in bundle.asked if name in flat}
-        found = CapabilityResult()
-        for section in bundle.capabilities.values():
-            found += _judge_section(section, answers, forward, report.verdict, stopped=stopped)
-    return with_capabilities(report, found)
+        return with_capabilities(report, _judge_sections(bundle, outputs, taps, report.verdict, stopped=stopped))
+
+
+def _judge_sections(
+    bundle: Bundle, outputs: Actual, taps: Actual, verdict: Verdict, *, stopped: bool
+) -> CapabilityResult:
+    logits = {key: of["logits"] for key, of in taps.items()}
+    forward = ForwardPass(bundle.probes, logits, bundle.dtype)
+    flat = {f"{group}/{name}": value for group, of in outputs.items() for name, value in of.items()}
+    answers = {name: flat[name] for name in bundle.asked if name in flat}
+    found = CapabilityResult()
+    for section in bundle.capabilities.values():
+        found += _judge_section(section, answers, forward, verdict, stopped=stopped)
+    return found
 
 
 def _without_answers(bundle: Bundle, probe: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

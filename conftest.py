@@ -114,7 +114,11 @@ def measured() -> dict[str, dict[str, float]]:
     return found
 
 
-ROWS = ("test_a_model_is_found_as_it_stands", "test_what_no_configuration_says_is_refused")
+ROWS = (
+    "test_a_model_is_found_as_it_stands",
+    "test_a_port_has_its_golden_report",
+    "test_what_no_configuration_says_is_refused",
+)
 """Tables of which each row is a test of its own, as every claim about a subject is."""
 
 

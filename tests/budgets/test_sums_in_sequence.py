@@ -13,7 +13,7 @@ from meta.independent.model import Model
 from meta.independent.port import build_with
 from meta.pool.port import port_with
 from transparity.presets import preset
-from transparity_conformance.checking.reach import compare
+from transparity_conformance.checking.stages.reach import compare
 from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters

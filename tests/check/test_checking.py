@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.check.ports import GPT2, SCORES, Arrays, ScaledByTheWidth, answering, in_precision, with_taps
+from tests.golden.ports import GPT2, SCORES, Arrays, ScaledByTheWidth, answering, in_precision, with_taps
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.check.test_hostile import REFERENCE, invoke, refused
+from tests.golden.test_hostile import REFERENCE, invoke, refused
 
 import transparity
 from transparity.presets import PRESETS, departures, preset

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.check.test_hostile import RIGHT, calling
+from tests.golden.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
 from transparity_conformance import check, cli

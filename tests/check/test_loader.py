@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from tests.check.test_hostile import invoke
+from tests.golden.test_hostile import invoke
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError

@@ -33,7 +33,7 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
         made.extend(weakref.ref(probe) for probe in found.values())
         return found
 
-    monkeypatch.setattr("transparity_conformance.checking.evidence.probes_of", recorded)
+    monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
     assert check(build, config=SMALL).verdict == "agrees"
     assert made
     assert not [probe for probe in made if probe() is not None]

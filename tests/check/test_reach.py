@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.check.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
+from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 
 import transparity_pytorch.attention
 import transparity_pytorch.masks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.check.ports import GPT2, Gpt2, ReluOfOneRow, Showing, WrongFromSixtyFive
+from tests.golden.ports import GPT2, Gpt2, ReluOfOneRow, Showing, WrongFromSixtyFive
 
 from transparity_conformance import check
 from transparity_conformance.oracle import probes

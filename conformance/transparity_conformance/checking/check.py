@@ -14,14 +14,14 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.checking import forward, offers, reach
 from transparity_conformance.checking.audit.audit import with_audit
 from transparity_conformance.checking.audit.audited import audited_of
-from transparity_conformance.checking.evidence import Arguments, Evidence
 from transparity_conformance.checking.ranks.against_one import against_one, with_ranks
 from transparity_conformance.checking.ranks.dropout import with_dropout
 from transparity_conformance.checking.ranks.group import RankGroup, ranked_build, ranks_of
 from transparity_conformance.checking.ranks.sizes import divisible
+from transparity_conformance.checking.stages import forward, offers, reach
+from transparity_conformance.checking.stages.evidence import Arguments, Evidence
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET

@@ -11,9 +11,9 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.evidence import LastReport
 from transparity_conformance.checking.ranks.program import Beside, beside_one, run_ranks
 from transparity_conformance.checking.ranks.sizes import sized
+from transparity_conformance.checking.stages.evidence import LastReport
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET

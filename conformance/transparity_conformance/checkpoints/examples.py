@@ -5,7 +5,7 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import configuration, family_called
-from transparity_conformance.checkpoints.values import Fields
+from transparity_conformance.checkpoints.tables.values import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
 """The fields of each `model_type`; the others are those that transformers takes for missing ones."""

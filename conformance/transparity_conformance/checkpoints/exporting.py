@@ -14,11 +14,11 @@ from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, save_parameters
-from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import called, tensors_of
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
-from transparity_conformance.checkpoints.values import Fields
+from transparity_conformance.checkpoints.tables.codecs import Family
+from transparity_conformance.checkpoints.tables.values import Fields
 from transparity_conformance.report.text import listed, reason, shown
 
 

@@ -16,7 +16,6 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
-from transparity_conformance.checkpoints.codecs import TOKENS, UNNEEDED, Classifier, Family
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
@@ -30,7 +29,8 @@ from transparity_conformance.checkpoints.reading import (
     scale_of,
     tensor_files,
 )
-from transparity_conformance.checkpoints.values import Fields
+from transparity_conformance.checkpoints.tables.codecs import TOKENS, UNNEEDED, Classifier, Family
+from transparity_conformance.checkpoints.tables.values import Fields
 from transparity_conformance.report.text import listed, shown
 
 PARAMETERS = "parameters.safetensors"

@@ -19,10 +19,10 @@ import numpy as np
 from transparity.config import FIELD_TYPES, TransformerConfig, full_attention_every
 from transparity.errors import ConfigError, TransparityError
 from transparity.parameters import parameter_shapes
-from transparity_conformance.checkpoints.codecs import TOKENS, Family
 from transparity_conformance.checkpoints.exporting import explicit, fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.checkpoints.naming import without_prefix
+from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
 
 NUMBERS: dict[type, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from transparity_conformance.checkpoints.codecs import Family
+from transparity_conformance.checkpoints.tables.codecs import Family
 
 FAMILIES: Mapping[str, Family] = dict(
     sorted(

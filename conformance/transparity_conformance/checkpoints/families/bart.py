@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import SIZES, Family
 from transparity_conformance.checkpoints.naming import Stored, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
-from transparity_conformance.checkpoints.rows import (
+from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
+from transparity_conformance.checkpoints.tables.rows import (
     activation,
     by_tensors,
     derived,
@@ -22,7 +22,7 @@ from transparity_conformance.checkpoints.rows import (
     tokens,
     unwritten,
 )
-from transparity_conformance.checkpoints.values import Fields, as_flag, wrong
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, wrong
 
 
 def stack_names(stack: str) -> dict[str, str | Stored]:

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import SIZES, Classifier, Family
 from transparity_conformance.checkpoints.naming import linears, projections, without
-from transparity_conformance.checkpoints.rows import Row, activation, by_tensors, derived, rename, sizes, tokens
-from transparity_conformance.checkpoints.values import Fields, as_activation, as_flag, as_whole, wrong
+from transparity_conformance.checkpoints.tables.codecs import SIZES, Classifier, Family
+from transparity_conformance.checkpoints.tables.rows import Row, activation, by_tensors, derived, rename, sizes, tokens
+from transparity_conformance.checkpoints.tables.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
 BLOCK = "encoder.layer.{i}"

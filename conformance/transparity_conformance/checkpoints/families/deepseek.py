@@ -6,15 +6,23 @@ import math
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import SIZES
 from transparity_conformance.checkpoints.families.llama import LAYER, NO_BIAS, PLAIN
 from transparity_conformance.checkpoints.families.mixtral import DENSE, EXPERTS, FEED, NAMES_WITH_EXPERTS
-from transparity_conformance.checkpoints.kinds import by_kind, own_layers
 from transparity_conformance.checkpoints.naming import GATED, Table, by_group, linears, stacked, weights, without
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rotary import rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.rows import derived, flag, number, tokens, whole
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_number, as_whole, nearest, wrong
+from transparity_conformance.checkpoints.tables.codecs import SIZES
+from transparity_conformance.checkpoints.tables.kinds import by_kind, own_layers
+from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rows import derived, flag, number, tokens, whole
+from transparity_conformance.checkpoints.tables.values import (
+    Fields,
+    as_flag,
+    as_layers,
+    as_number,
+    as_whole,
+    nearest,
+    wrong,
+)
 
 ATTENTION = f"{LAYER}.self_attention"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import SIZES, Family
 from transparity_conformance.checkpoints.naming import Table, by_group, linears
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rotary import rope
-from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, tokens
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_whole, wrong
+from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
+from transparity_conformance.checkpoints.tables.rotary import rope
+from transparity_conformance.checkpoints.tables.rows import activation, derived, flag, rename, tokens
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_whole, wrong
 
 LAYER = "decoder.layers.{i}"
 

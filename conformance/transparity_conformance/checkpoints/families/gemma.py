@@ -7,11 +7,17 @@ from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, NAMES, PLAIN, WIDE
-from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, own_layers, window_fields, windows_in_turn
 from transparity_conformance.checkpoints.naming import weights, without
-from transparity_conformance.checkpoints.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
-from transparity_conformance.checkpoints.rows import derived, number, rename, tokens
-from transparity_conformance.checkpoints.values import (
+from transparity_conformance.checkpoints.tables.kinds import (
+    by_kind,
+    kinds_every,
+    own_layers,
+    window_fields,
+    windows_in_turn,
+)
+from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
+from transparity_conformance.checkpoints.tables.rows import derived, number, rename, tokens
+from transparity_conformance.checkpoints.tables.values import (
     Fields,
     activation_name,
     as_activation,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE as BERT_EXAMPLE
 from transparity_conformance.checkpoints.naming import (
     Stored,
@@ -21,9 +20,10 @@ from transparity_conformance.checkpoints.naming import (
     weights,
 )
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rotary import ROTARY, rotary, rotary_fields
-from transparity_conformance.checkpoints.rows import activation, derived, flag, rename, sizes, switch, whole
-from transparity_conformance.checkpoints.values import Fields, as_whole
+from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, Family
+from transparity_conformance.checkpoints.tables.rotary import ROTARY, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rows import activation, derived, flag, rename, sizes, switch, whole
+from transparity_conformance.checkpoints.tables.values import Fields, as_whole
 
 LAYER = "decoder.layers.{i}"
 ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]

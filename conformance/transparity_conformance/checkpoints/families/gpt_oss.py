@@ -11,11 +11,11 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.llama import LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.families.mixtral import FEED
-from transparity_conformance.checkpoints.kinds import windows_in_turn
 from transparity_conformance.checkpoints.naming import Stored, Table, linears, without
-from transparity_conformance.checkpoints.rotary import rope, rotary
-from transparity_conformance.checkpoints.rows import flag, rename
-from transparity_conformance.checkpoints.values import Fields
+from transparity_conformance.checkpoints.tables.kinds import windows_in_turn
+from transparity_conformance.checkpoints.tables.rotary import rope, rotary
+from transparity_conformance.checkpoints.tables.rows import flag, rename
+from transparity_conformance.checkpoints.tables.values import Fields
 
 EXPERTS = "layers.{i}.mlp.experts"
 

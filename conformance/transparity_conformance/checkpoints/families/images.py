@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import Classifier, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import Stored, Table, linears, projections
-from transparity_conformance.checkpoints.rows import (
+from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
+from transparity_conformance.checkpoints.tables.rows import (
     activation,
     by_tensors,
     derived,
@@ -24,7 +24,7 @@ from transparity_conformance.checkpoints.rows import (
     tokens,
     unwritten,
 )
-from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
+from transparity_conformance.checkpoints.tables.values import Fields, as_whole, wrong
 
 BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 

@@ -6,12 +6,20 @@ from __future__ import annotations
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
-from transparity_conformance.checkpoints.codecs import OF_THE_LAST_TOKEN, SIZES, Family
-from transparity_conformance.checkpoints.kinds import window_fields, windows
 from transparity_conformance.checkpoints.naming import GATED, Table, linears, projections, weights, without
-from transparity_conformance.checkpoints.rotary import rope
-from transparity_conformance.checkpoints.rows import activation, derived, head_width, number, rename, sizes, tokens
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_whole, nearest, wrong
+from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, SIZES, Family
+from transparity_conformance.checkpoints.tables.kinds import window_fields, windows
+from transparity_conformance.checkpoints.tables.rotary import rope
+from transparity_conformance.checkpoints.tables.rows import (
+    activation,
+    derived,
+    head_width,
+    number,
+    rename,
+    sizes,
+    tokens,
+)
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_layers, as_whole, nearest, wrong
 
 LAYER = "decoder.layers.{i}"
 

@@ -9,12 +9,12 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, LLAMA, MISTRAL, NAMES
-from transparity_conformance.checkpoints.kinds import by_kind, kinds_given, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import Table, stacked, without
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rotary import ORIGINAL, rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.rows import derived, tokens
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_layers, as_whole, wrong
+from transparity_conformance.checkpoints.tables.kinds import by_kind, kinds_given, layer_kinds, own_layers
+from transparity_conformance.checkpoints.tables.rotary import ORIGINAL, rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rows import derived, tokens
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_layers, as_whole, wrong
 
 
 def _packed_phi3(config: TransformerConfig) -> Table:

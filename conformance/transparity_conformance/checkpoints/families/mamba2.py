@@ -8,13 +8,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
-from transparity_conformance.checkpoints.codecs import SIZES, Family
 from transparity_conformance.checkpoints.families.llama import LAYER
 from transparity_conformance.checkpoints.families.qwen3_next import RECURRENCE, convolution
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rows import derived, flag, rename
-from transparity_conformance.checkpoints.values import Fields, as_whole, wrong
+from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
+from transparity_conformance.checkpoints.tables.rows import derived, flag, rename
+from transparity_conformance.checkpoints.tables.values import Fields, as_whole, wrong
 
 LONGEST_CHUNK = 256
 

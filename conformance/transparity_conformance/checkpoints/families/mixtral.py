@@ -16,10 +16,10 @@ from transparity_conformance.checkpoints.families.llama import (
     PLAIN,
     WIDE,
 )
-from transparity_conformance.checkpoints.kinds import by_both, by_kind, kinds_given, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import GATED, Table, linears, weights, without
-from transparity_conformance.checkpoints.rows import derived, flag, rename, tokens, unwritten, whole
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_head_width, as_layers, as_whole, wrong
+from transparity_conformance.checkpoints.tables.kinds import by_both, by_kind, kinds_given, layer_kinds, own_layers
+from transparity_conformance.checkpoints.tables.rows import derived, flag, rename, tokens, unwritten, whole
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_head_width, as_layers, as_whole, wrong
 
 FEED = f"{LAYER}.feed_forward"
 EXPERT = f"{FEED}.experts.{{e}}"

@@ -6,13 +6,22 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
-from transparity_conformance.checkpoints.codecs import Classifier, Family
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
-from transparity_conformance.checkpoints.kinds import by_kind, kinds_every, layer_kinds, own_layers
 from transparity_conformance.checkpoints.naming import Table, linears, stacked
-from transparity_conformance.checkpoints.rotary import rotary_by_kind, written_scaling
-from transparity_conformance.checkpoints.rows import activation, by_tensors, derived, enum, flag, rename, sizes, tokens
-from transparity_conformance.checkpoints.values import (
+from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
+from transparity_conformance.checkpoints.tables.kinds import by_kind, kinds_every, layer_kinds, own_layers
+from transparity_conformance.checkpoints.tables.rotary import rotary_by_kind, written_scaling
+from transparity_conformance.checkpoints.tables.rows import (
+    activation,
+    by_tensors,
+    derived,
+    enum,
+    flag,
+    rename,
+    sizes,
+    tokens,
+)
+from transparity_conformance.checkpoints.tables.values import (
     Fields,
     activation_name,
     as_activation,

@@ -20,11 +20,11 @@ from transparity_conformance.checkpoints.families.mixtral import (
     sparse,
     write_sparse,
 )
-from transparity_conformance.checkpoints.kinds import by_both, kinds_every, own_layers
 from transparity_conformance.checkpoints.naming import Stored, Table, by_group, without
-from transparity_conformance.checkpoints.rotary import rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.rows import derived, rename, whole
-from transparity_conformance.checkpoints.values import Fields, as_whole
+from transparity_conformance.checkpoints.tables.kinds import by_both, kinds_every, own_layers
+from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rows import derived, rename, whole
+from transparity_conformance.checkpoints.tables.values import Fields, as_whole
 
 LINEAR = "linear_attention"
 """The kind of a layer with a recurrence."""

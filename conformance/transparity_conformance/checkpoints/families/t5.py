@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.naming import Stored, Table, projections, weights
-from transparity_conformance.checkpoints.rows import by_tensors, derived, head_width, rename, tokens
-from transparity_conformance.checkpoints.values import Fields, activation_name, as_activation, as_flag, wrong
+from transparity_conformance.checkpoints.tables.codecs import Family
+from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, head_width, rename, tokens
+from transparity_conformance.checkpoints.tables.values import Fields, activation_name, as_activation, as_flag, wrong
 
 GATED = "gated-"
 

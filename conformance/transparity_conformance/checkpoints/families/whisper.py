@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.codecs import Family
 from transparity_conformance.checkpoints.families import bart
 from transparity_conformance.checkpoints.naming import Stored, linears
-from transparity_conformance.checkpoints.rows import by_tensors, derived, rename, tokens, unwritten
-from transparity_conformance.checkpoints.values import Fields, as_whole
+from transparity_conformance.checkpoints.tables.codecs import Family
+from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, rename, tokens, unwritten
+from transparity_conformance.checkpoints.tables.values import Fields, as_whole
 from transparity_numpy.embeddings import sinusoidal_positions
 
 POSITIONS = "encoder.embed_positions.weight"

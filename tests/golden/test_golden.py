@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.check.golden import CASES, FILE, summary
+from tests.golden.golden import CASES, FILE, summary
 
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 

@@ -28,7 +28,7 @@ number = 5
 """
 
 REFERENCE = "transparity_numpy.port:build"
-LLAMA = f"{Path(__file__).parent / 'hand_written_llama.py'}:"
+LLAMA = f"{Path(__file__).parents[1] / 'check/hand_written_llama.py'}:"
 
 
 def invoke(*arguments: Any) -> Result:

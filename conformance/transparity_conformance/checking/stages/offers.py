@@ -22,7 +22,7 @@ from transparity_conformance.capabilities.decoding.generation import what_is_gen
 from transparity_conformance.capabilities.stranger import PortError, call_stranger
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
 from transparity_conformance.checking.calls import answer_or_error
-from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities

@@ -9,8 +9,8 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.rows import Row, derived
-from transparity_conformance.checkpoints.values import Fields, as_flag, as_number, as_whole, wrong
+from transparity_conformance.checkpoints.tables.rows import Row, derived
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_number, as_whole, wrong
 
 ORIGINAL = "original_max_position_embeddings"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.reading import as_json
-from transparity_conformance.checkpoints.values import (
+from transparity_conformance.checkpoints.tables.values import (
     ACTIVATIONS,
     Fields,
     as_flag,

@@ -11,8 +11,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
-from transparity_conformance.checking.evidence import Evidence
-from transparity_conformance.checking.long_prompts import call_long, leave_out
+from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.checking.stages.long_prompts import call_long, leave_out
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN

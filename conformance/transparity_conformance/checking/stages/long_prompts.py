@@ -11,7 +11,7 @@ import numpy as np
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
 from transparity_conformance.checking.calls import Comparison, Reached, call_model
-from transparity_conformance.checking.evidence import Evidence
+from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes

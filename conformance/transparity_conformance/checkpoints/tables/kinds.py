@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
-from transparity_conformance.checkpoints.rows import Row, derived
-from transparity_conformance.checkpoints.values import Fields, as_layers, as_whole, wrong
+from transparity_conformance.checkpoints.tables.rows import Row, derived
+from transparity_conformance.checkpoints.tables.values import Fields, as_layers, as_whole, wrong
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:

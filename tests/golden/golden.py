@@ -1,6 +1,6 @@
 """Golden reports: the verdict, the causes, the lines and the notes of a check, port by port, in golden.json.
 
-`python -m tests.check.golden [WORD …]` writes those of the ports whose names have a word anew; a person reads the diff.
+`python -m tests.golden.golden [WORD …]` writes those of ports that have a word in their name; a person reads the diff.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.check import ports as p
+from tests.golden import ports as p
 
 from transparity.errors import TransparityError
 from transparity_conformance import check
-from transparity_conformance.checking import reach
+from transparity_conformance.checking.stages import reach
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_numpy.port import build as numpy_build
 from transparity_pytorch.port import build as pytorch_build

@@ -238,7 +238,6 @@ class NumpyTwiceTheScale(NumpyGpt2):
         return self.dense(f"{at}.output", (weights @ value).swapaxes(1, 2).reshape(x.shape))
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("build", "cause"),
     [(NumpyTwiceTheScale, "attention-scale"), (NumpySilu, "activation"), (NumpyHeadsByAView, "head-split")],

@@ -134,7 +134,6 @@ OTHERS: dict[str, set[str]] = {
 """Such fields of one family, and those of which it has one value."""
 
 
-@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_field_that_a_family_reads_is_written_and_read_again(name: str) -> None:
     family, config = FAMILIES[name], example_config(name)

@@ -36,7 +36,6 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
     assert len(tensors) == 28
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -94,7 +93,6 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
     assert faults(load, "qwen2", tmp_path) == {}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "name", "says"),
     [

@@ -37,7 +37,6 @@ def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
     return made
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("preset", ["notes-lm", "translation"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_right_port_is_not_alarmed(preset: str, dtype: str) -> None:

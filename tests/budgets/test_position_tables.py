@@ -88,7 +88,6 @@ def share_of(port: type[Model], one: Probe, dtype: str = "float32") -> float:
     return share(gap(logits, one.oracle.expected["logits"]), one.oracle.budget("logits", dtype))
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("case", ["pre-norm", "llama"])

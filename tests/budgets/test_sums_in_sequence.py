@@ -39,7 +39,6 @@ def long_call() -> ReachProbe:
     return long.probe(1, (513, 513))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keys", ONLINE)
 def test_an_online_softmax_agrees_at_a_length_beyond_the_probes(long_call: ReachProbe, keys: int) -> None:
     assert not compare(long_call, np.asarray(answer(ONLINE[keys], long_call)["logits"]), "float32").is_wrong

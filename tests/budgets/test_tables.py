@@ -46,7 +46,6 @@ FORMULAS = {
 }
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) -> None:
@@ -55,7 +54,6 @@ def test_tables_built_in_float32_agree(config: TransformerConfig, formula: str) 
 
 
 @pytest.mark.long
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [SINUSOIDAL, ROTARY], ids=["sinusoidal", "rotary"])
 @mock.patch("transparity_conformance.diagnosis.judge.explain_all", return_value=())
 def test_a_base_that_is_off_by_a_ten_thousandth_diverges(explain_all: mock.Mock, config: TransformerConfig) -> None:

@@ -75,7 +75,6 @@ def test_mistakes_of_families_are_detected_placed_and_named(pytestconfig: pytest
     assert [str(share) for share in shares(answers) if not share.is_reached] == [], missed
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "ids", "view"),
     [
@@ -125,14 +124,12 @@ def _pytorch(config: TransformerConfig, parameters: Arrays) -> Any:
     return column.build(config, parameters, dtype="float32", mode="eager")
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_port_agrees(case: str) -> None:
     _agrees(_column, case, logits_only=False)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(15)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("build", [_column, _pytorch], ids=["numpy", "pytorch"])
 def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:
@@ -186,7 +183,6 @@ def test_another_form_of_the_same_is_right(
     assert all("in another form" in note for note in report.notes) and report.notes
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "id"),
     [
@@ -202,7 +198,6 @@ def test_a_variant_for_these_families_is_named(case: str, id: str) -> None:
     assert all(fault["causes"] for fault in answer["faults"])
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     config, probe = CASES[case], probes_called(case)["square"]

@@ -56,7 +56,6 @@ def test_real_tokens_and_predictions_are_counted() -> None:
     assert f"changes {len(tried)} of {real} real tokens, the argmax of {len(tried)}" in as_text([report])
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
     port = port_with("bias-dropped-head", "bias-dropped-up-of-one-layer")

@@ -43,7 +43,6 @@ ATTENTION = "decoder.layers.0.self_attention"
 VIEWS = pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 
 
-@pytest.mark.sampled(2)
 @VIEWS
 def test_one_side_of_an_exchange_is_not_called_one(logits_only: bool) -> None:
     alone = copied(f"{ATTENTION}.query", f"{ATTENTION}.key")
@@ -54,7 +53,6 @@ def test_one_side_of_an_exchange_is_not_called_one(logits_only: bool) -> None:
     assert named(report) == {"weight-swapped"}, sentence(report)
 
 
-@pytest.mark.sampled(2)
 @VIEWS
 def test_one_norm_used_twice_is_no_exchange(logits_only: bool) -> None:
     norms = [f"decoder.layers.1.{name}_norm" for name in ("self_attention", "feed_forward")]
@@ -112,7 +110,6 @@ def test_what_remains_is_compared_with_rounding() -> None:
     assert named(report) == {"attention-scale"} and "something else remains" not in sentence(report)
 
 
-@pytest.mark.sampled(2)
 @VIEWS
 def test_a_number_that_one_probe_refutes_is_not_certain(logits_only: bool) -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:

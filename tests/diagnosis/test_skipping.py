@@ -29,7 +29,6 @@ def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
     return True
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", PRESETS)
 def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probes(case)["mixed"]

@@ -66,7 +66,6 @@ def claim(report: Report) -> list[str]:
     return [item.verdict for item in report.claims if item.id == "wholly_hidden"]
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 @pytest.mark.parametrize("convention", [zeros, additive, by_scores_where_hidden])
 def test_another_convention_for_rows_that_see_nothing_agrees(convention: Weigh, logits_only: bool) -> None:
@@ -108,7 +107,6 @@ def test_not_a_number_is_no_convention() -> None:
     assert report.verdict == "diverges"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
     for only in ("encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.weights"):

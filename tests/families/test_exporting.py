@@ -63,7 +63,6 @@ def test_what_is_written_is_read_as_the_same_bits(name: str, tmp_path: Path) -> 
     assert honoured == []
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) -> None:
     model_type, config, parameters = model(name)
@@ -79,7 +78,6 @@ def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) ->
     assert all(np.array_equal(value, theirs[key]) for key, value in ours.items())
 
 
-@pytest.mark.sampled(32)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_agrees_through_the_loader(name: str) -> None:
     report = check(LOADERS.get(name, causal), family=name, audit=None if name in AUDITED else False)
@@ -121,7 +119,6 @@ LOADERS = (
 )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path) -> None:
     config = example_config(name)

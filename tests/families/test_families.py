@@ -152,7 +152,6 @@ def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
             torch.set_default_dtype(before)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -173,7 +172,6 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: P
         assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
 
 
-@pytest.mark.sampled(20)
 @pytest.mark.parametrize("column", ["pytorch", "flax"], indirect=True)
 @pytest.mark.parametrize("name", CASES)
 def test_a_backend_computes_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
@@ -202,7 +200,6 @@ def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callabl
     assert share(error, oracle.budget("logits", "float32")) <= 1
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bert", "gemma2"])
 def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Path]) -> None:
     result = invoke("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))

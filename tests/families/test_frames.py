@@ -165,7 +165,6 @@ def check_with(**methods: Any) -> Report:
     return check(built(type("Changed", (Listener,), methods)), config=AUDIO)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_styles_agree(name: str) -> None:
     report = check_with(**RIGHT[name])
@@ -229,7 +228,6 @@ WRONG: dict[str, tuple[str, Callable[..., Any], str, str]] = {
 """Wrong ports: the method that is wrong, its cause, and the first tap that it makes wrong."""
 
 
-@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_ports_are_placed_and_named(name: str) -> None:
     method, wrong, named, where = WRONG[name]

@@ -69,7 +69,6 @@ def test_a_tower_computes_what_transformers_computes(section: str, pair: Path, m
         assert share(difference(value, oracle.expected["logits"]), oracle.budget("logits", dtype)) <= 1
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_column_computes_the_same(section: str, pair: Path, backend: Backend) -> None:
     tower = import_checkpoint(pair / section)

@@ -7,7 +7,6 @@ import pytest
 from meta.listening.cost import FRAMEWORKS, cost
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
     found = cost(framework, "probe")

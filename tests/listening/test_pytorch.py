@@ -56,7 +56,6 @@ def head_by_head(ids: Tensor) -> Tensor:
     return x @ C_PROJ
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("forward", [explicit, with_kernel, head_by_head])
 def test_the_result_is_the_same_to_the_bit(forward: Callable[[Tensor], Tensor], context: Any) -> None:
@@ -250,7 +249,6 @@ PADDING = torch.zeros(2, 5, dtype=torch.bool)
 PADDING[1, 3:] = True
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "options", [{}, {"src_key_padding_mask": PADDING}, {"mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}]

@@ -105,7 +105,6 @@ def checked(name: str, file: Path) -> Report:
     return check(load_port(f"{file}:build"), config=ENCODER_DECODER)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*FAMILIES, "annotated"])
 def test_a_right_port_agrees(name: str) -> None:
     report = checked(name, FOLDER / f"{name}.py")
@@ -113,7 +112,6 @@ def test_a_right_port_agrees(name: str) -> None:
     assert not report.coverage.untested
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", IGNORED)
 def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_path: Path) -> None:
     loader = audited_of(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
@@ -123,7 +121,6 @@ def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_p
     assert {each.outcome for each in of_every_folder} == {"read"}  # and refused if missing
 
 
-@pytest.mark.sampled(16)
 @pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted.port}: {planted.cause}")
 def test_a_fault_has_its_line_and_its_cause(planted: Planted, tmp_path: Path) -> None:
     text = (FOLDER / f"{planted.port}.py").read_text(encoding="utf-8")

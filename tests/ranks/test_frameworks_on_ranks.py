@@ -26,7 +26,6 @@ def beside_one(build: IsolatedBuild, case: Case) -> str:
     return against_one(group, build, PROBES, dtype="float32", logits_only=True, progress=silent).one_rank
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("file", "wrong"), [("dtensor.py", "build_fused"), ("jax_mesh.py", "build_bias")])
 def test_what_a_framework_shards_is_gathered_and_compared(file: str, wrong: str) -> None:
     right, faulty = (Case(port, "notes-lm", 2, file=file) for port in ("build", wrong))

@@ -28,7 +28,6 @@ def two_ranks() -> Iterator[IsolatedBuild]:
         yield build
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("port", "config"), [("columns", "notes-lm"), ("padded", "alibi"), ("stages", "windows"), ("rows", "relative")]
 )

@@ -9,7 +9,6 @@ import pytest
 from tests.runtimes.damage import ROUNDING, STEPS, damage, difference, judged, right
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "inputs", "most"), [("gguf", 24, STEPS), ("folder", 6, ROUNDING)])
 def test_damaged_artefacts_that_agree_compute_the_same(kind: str, inputs: int, most: float, tmp_path: Path) -> None:
     original, checkpoint = right(kind, tmp_path)

@@ -142,7 +142,6 @@ def without_scale(block: bytearray) -> None:
     block[:2] = b"\0\0"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "cause"), [(flip, {"gguf-disorder"}), (without_scale, set())])
 def test_damage_in_one_block_is_not_taken_for_quantisation(
     change: Callable[[bytearray], None], cause: set[str], check: Check, tmp_path: Path

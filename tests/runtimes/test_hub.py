@@ -39,7 +39,6 @@ def judged(folder: Path, checkpoint: Path) -> Report:
     return check_port(model, system.name, config=system.config, parameters=system.parameters)
 
 
-@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "family", ["bert", "gemma2", "gpt2", "opt", "qwen3", "roberta", "t5", "whisper", "vit", "mamba2", "qwen3_next"]
 )
@@ -47,7 +46,6 @@ def test_a_folder_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
     assert judged(hub(family), hub(family)).verdict == "agrees"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["vit", "clip_text_model", "clip_vision_model"])
 def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(family: str, tmp_path: Path) -> None:
     own = {"vit": {"pooler": "none"}}.get(family, {"head_bias": False})
@@ -99,7 +97,6 @@ WRONG: list[tuple[str, dict[str, Any], Change, str]] = [
 ]
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("family", "fields", "change", "cause"), WRONG)
 def test_a_folder_that_differs_from_its_checkpoint_diverges_by_its_cause(
     family: str, fields: dict[str, Any], change: Change, cause: str, hub: Hub, tmp_path: Path
@@ -114,7 +111,6 @@ def test_a_folder_that_differs_from_its_checkpoint_diverges_by_its_cause(
     assert {found.mistake for fault in report.faults for found in fault.causes} == {cause}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", [b"", b"\x10\0\0\0\0\0\0\0no json at all..", b"\xff" * 64])
 def test_corrupt_weights_are_one_sentence(weights: bytes, hub: Hub, check: Check, tmp_path: Path) -> None:
     folder = tmp_path / "made"

@@ -27,7 +27,6 @@ def judged(family: str, edit: Callable[[Any], Any] = lambda model: None, **field
     return check(load, family=family)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_right_model_agrees(family: str) -> None:
     report = judged(family)
@@ -67,7 +66,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("family", "fields", "edit", "cause"), WRONG, ids=[f"{each[0]}-{each[3]}" for each in WRONG])
 def test_a_wrong_model_diverges_by_its_cause(
     family: str, fields: dict[str, Any], edit: Callable[[Any], Any] | None, cause: str

@@ -35,7 +35,6 @@ ROWS = np.array([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("framework", "family", "mistakes", "expected"),
     [(each, *case) for each in ("equinox", "keras") for case in SAMPLE if each == "keras" or not SLOW & set(case[1])],
@@ -50,7 +49,6 @@ def test_a_module_is_judged(framework: str, family: str, mistakes: Mistakes, exp
         assert Path(fault.source["file"]).name == f"{framework}_models.py"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("framework", ["equinox", "keras"])
 def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
     models = models_of(framework)

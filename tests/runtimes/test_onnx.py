@@ -19,7 +19,6 @@ from tests.runtimes.conftest import Check
 Hub = Callable[[str], Path]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", [{}, {"cached": True}, {"masked": False}, {"fixed": True}], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_right_graph_agrees(family: str, how: dict[str, Any], hub: Hub, check: Check, tmp_path: Path) -> None:
@@ -58,7 +57,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("family", "how", "cause"), WRONG, ids=str)
 def test_a_wrong_graph_diverges_by_its_cause(
     family: str, how: dict[str, Any], cause: str, hub: Hub, check: Check, tmp_path: Path
@@ -78,7 +76,6 @@ def test_the_source_of_a_fault_is_the_node_of_the_graph(hub: Hub, check: Check, 
     assert source["code"] == f"{node.output[0]} = Gelu({node.input[0]})"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", ["float32", "float16"])
 def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check: Check, tmp_path: Path) -> None:
     graph = export("llama", hub("llama"), tmp_path / "model.onnx", dtype=torch.float16)

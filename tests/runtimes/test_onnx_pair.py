@@ -111,7 +111,6 @@ def test_a_graph_of_audio_agrees(graphs: str, hub: Hub, check: Check, tmp_path: 
     assert checked.exit_code == 0, checked.errors
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("graphs", MADE)
 def test_a_mistake_in_a_graph_of_audio_is_found_at_its_node(
     graphs: str, hub: Hub, check: Check, tmp_path: Path
@@ -131,7 +130,6 @@ def test_a_graph_of_audio_is_no_model_of_texts(graphs: str, hub: Hub, check: Che
     assert "takes frames of audio, and the model of the checkpoint token ids; expected" in said
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [({}, ""), ({"layer_norm_epsilon": 1e-2}, "norm-eps"), ({"relative_attention_max_distance": 8}, "relative")],

@@ -12,7 +12,6 @@ from meta.adapting.wrong import BUGS, broken
 from transparity_conformance.identify.adapting.names import contradicting
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 @pytest.mark.parametrize("name", list(PORTS)[::4])

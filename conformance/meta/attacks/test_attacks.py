@@ -36,7 +36,6 @@ def test_attacks_import_nothing_of_the_checker() -> None:
             )
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 5), ids=str)
 def test_an_attack_is_caught(attack: Attack) -> None:
     """A sample; `nox -s power` runs all, and holds those that are let through to their list."""

@@ -13,14 +13,12 @@ from transparity_conformance.running.loading import load_port
 SAMPLE = (*FIELDS[::20], *LOADING[::20])
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("planted", SAMPLE, ids=str)
 def test_a_planted_fault_is_found_by_its_name(planted: Planted, tmp_path: Path) -> None:
     load = load_port(f"{written(planted, tmp_path)}:load")
     assert planted.name in audit_alone(load, planted.family, tmp_path)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "family"), [("bert_module", "roberta"), ("gemma_functional", "gemma2")])
 def test_a_right_loader_has_no_fault(name: str, family: str, tmp_path: Path) -> None:
     assert audit_alone(load_port(f"{FOLDER / name}.py:load"), family, tmp_path) == []

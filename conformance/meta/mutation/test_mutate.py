@@ -21,7 +21,6 @@ def test_an_entry_is_a_line_that_mutation_makes(column: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", equivalents()[::EVERY], ids=str)
 def test_an_entry_computes_the_same(entry: Equivalent) -> None:
@@ -35,7 +34,6 @@ def test_a_line_that_computes_something_else_is_no_entry() -> None:
     assert difference_made(entry).startswith("walkthrough: tokens")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_file_of_a_column_is_mutated(column: str) -> None:
     for file in {"port", "state.parameters", "arithmetic.functional"} & set(files(column)):

@@ -21,13 +21,11 @@ COMPILED = "transparity_flax"
 """XLA compiles each shape of a plant in this column; all claims have the same fault in PyTorch, too."""
 
 
-@pytest.mark.sampled(20)
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column != COMPILED], ids=str)
 def test_the_claim_catches_what_is_planted_for_it(plant: Plant) -> None:
     assert_caught(plant, plant.caught_by)
 
 
-@pytest.mark.sampled(96)
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column == COMPILED], ids=str)
 def test_one_claim_catches_what_is_planted_where_shapes_are_compiled(plant: Plant) -> None:
     assert_caught(plant, plant.caught_by[:1])
@@ -50,7 +48,6 @@ def test_every_claim_has_a_fault_planted_for_it_and_each_fault_its_line() -> Non
         plant.source()
 
 
-@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, claim in all_claims().items() if claim.full])
 def test_a_claim_in_full_catches_a_fault(name: str) -> None:
@@ -59,7 +56,6 @@ def test_a_claim_in_full_catches_a_fault(name: str) -> None:
         assert caught(name, build, in_full=True)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("column", ["transparity_pytorch", "transparity_flax", "transparity_numpy"])
 def test_a_column_planted_without_a_mistake_is_right(column: str) -> None:
     with planted(column, "attention", file_path(column, "attention").read_text()) as build:

@@ -90,7 +90,6 @@ def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
         assert abs(shown[name].double().numpy() - expected).max() <= probe.oracle.budget(name, "float32"), name
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
 )
@@ -100,7 +99,6 @@ def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
     assert any(differ(name, (), (bug,)) for name in [case, *others])
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
     """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
@@ -188,7 +186,6 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.kind not in ("pair", "triple")], ids=lambda each: each.title
 )

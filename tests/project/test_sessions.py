@@ -23,7 +23,7 @@ OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", 
 is an example of a test, which `tests/project/test_example_checks.py` runs."""
 
 NEVER_QUICK = {
-    "conformance/meta/attacks": "each check of an attack takes seconds",
+    "conformance/meta/fitting": "a drawn configuration takes most of a second",
     "tests/ports_as_they_stand": "each port of others takes seconds to load and to check",
 }
 """Folders of tests without a quick one, with the reason."""

@@ -294,6 +294,7 @@ HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"shape": [8, 1, 31.0]}, UNREADABLE),
     ({"shape": [2**62, 4]}, UNREADABLE),
     ({"dtype": ["F32"]}, UNREADABLE),
+    ({"note": "x"}, "unknown field `note`"),
     ({"dtype": "I32"}, "has the dtype 'I32'; expected F64"),
 ]
 

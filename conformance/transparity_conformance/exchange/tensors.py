@@ -25,9 +25,30 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 
-def opened(path: Path) -> Any:
-    """The file, opened by the library, which compares its header with its size; raises `BundleError`."""
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A tensor in the header of a file; the library judges its dtype and shape."""
+
+    data_offsets: tuple[int, int] = (0, 0)
+    dtype: Any = None
+    shape: Any = None
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    """Return the entries of the header of a file; raises `BundleError` if it has any other field."""
     check_header(path, BundleError)
+    try:
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        named = {name: entry for name, entry in entries.items() if name != "__metadata__"}
+        return {name: msgspec.json.decode(entry, type=_Entry) for name, entry in named.items()}
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _unreadable(path, reason(error)) from None
+
+
+def opened(path: Path) -> Any:
+    """Return the file, opened by the library, which compares its header with its size; raises `BundleError`."""
+    _entries(path)
     try:
         return safe_open(path, framework="numpy")
     except UNREADABLE as error:
@@ -72,27 +93,15 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
         raise BundleError(f"{name!r} of {path} has the shape {shown(shape)}; expected {list(expected[name])}.")
 
 
-class _Place(msgspec.Struct):
-    """A tensor in the header of a file; `__metadata__` has no place."""
-
-    data_offsets: tuple[int, int] = (0, 0)
-
-
 def filled(path: Path, copy: Path, most: int) -> list[str]:
     """Copy a file that may end early, with zeros for what is missing, and return the names of its whole tensors.
 
     Raises `BundleError` for one that has, or speaks of, more than `most` bytes, or whose header cannot be read.
     """
-    check_header(path, BundleError)
+    entries = _entries(path)
     data = read_bytes(path, most)
     begin = 8 + int.from_bytes(data[:8], "little")
-    try:
-        ends = {
-            name: begin + place.data_offsets[1]
-            for name, place in msgspec.json.decode(data[8:begin], type=dict[str, _Place]).items()
-        }
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _unreadable(path, reason(error)) from None
+    ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}
     end = max(ends.values(), default=begin)
     if end > most:
         raise _unreadable(path, f"its header speaks of {shown(end)} bytes, and at most {most} are expected")

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
+class PoolError(ValueError):
+    """A table that describes no bug, or an edit whose text is not there."""
+
+
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
     """Return the rows of a table; keys outside of all tables are those of every row that has none of its own."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -15,12 +19,12 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
-    """Return `text` with `old`, or its `nth` place, replaced; raises `ValueError` unless that is one place."""
+    """Return `text` with `old`, or its `nth` place, replaced; raises `PoolError` unless that is one place."""
     count = text.count(old)
     if count != 1 and nth is None:
-        raise ValueError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
+        raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
     if nth is not None and not 1 <= nth <= count:
-        raise ValueError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
+        raise PoolError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
     begin = -1
     for _ in range(nth or 1):
         begin = text.index(old, begin + 1)

@@ -42,7 +42,7 @@ FIELDS, LOADING = (
 
 
 def written(planted: Planted, folder: Path) -> Path:
-    """Write the loader with the fault; raises `ValueError` unless its text is there once."""
+    """Write the loader with the fault; raises `PoolError` unless its text is there once."""
     file = folder / f"{planted.loader}.py"
     text = (FOLDER / file.name).read_text(encoding="utf-8")
     file.write_text(edited(text, planted.old, planted.new, where=planted.loader), encoding="utf-8")

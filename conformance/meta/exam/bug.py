@@ -7,9 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from meta.pool.bug import Bug, PoolError, read
-
-ExamError = PoolError
+from meta.edits import PoolError
+from meta.pool.bug import Bug, read
 
 BUGS = Path(__file__).parent / "bugs"
 

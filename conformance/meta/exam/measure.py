@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import transparity_conformance
+from meta.edits import PoolError
 from meta.exam import run
 from meta.exam.bug import exam, twins_by_bug
 from meta.exam.scores import scores
-from meta.pool.bug import Bug, PoolError
+from meta.pool.bug import Bug
 from meta.pool.judge import Answer, Judged, Share, judged
 
 CACHE = Path("reports/exam")

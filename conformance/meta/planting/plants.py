@@ -27,7 +27,7 @@ class Plant:
         return f"{self.column}-{self.mistake}"
 
     def source(self) -> str:
-        """Return the file with the fault; raises `ValueError` unless its text is there once."""
+        """Return the file with the fault; raises `PoolError` unless its text is there once."""
         return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
 
 

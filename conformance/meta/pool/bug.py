@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from meta.edits import PoolError, edited
+
 View = Literal["taps", "logits", "operations"]
 """What the checker sees of a port: the taps that it returns; its logits; its logits and its operations."""
 
@@ -21,10 +23,6 @@ META = Path(__file__).parents[1]
 
 ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")))
 """Folders that a bug's file is looked up in, one after the other."""
-
-
-class PoolError(ValueError):
-    """A row that describes no bug."""
 
 
 @dataclass(frozen=True)
@@ -142,22 +140,8 @@ def text_of(path: Path, bugs: Sequence[Bug]) -> str:
     text = path.read_text(encoding="utf-8")
     for bug in bugs:
         for hunk in bug.hunks:
-            text = replaced(text, hunk, f"{bug.id}: {bug.file}")
+            text = edited(text, hunk["old"], hunk["new"], hunk.get("nth"), f"{bug.id}: {bug.file}")
     return text
-
-
-def replaced(text: str, hunk: Mapping[str, Any], where: str) -> str:
-    """Replace `old` by `new` where it is the only one or the `nth`; raises `PoolError` if it is not there."""
-    old, nth = hunk["old"], hunk.get("nth")
-    count = text.count(old)
-    if count != 1 and nth is None:
-        raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
-    if nth is not None and not 1 <= nth <= count:
-        raise PoolError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
-    begin = -1
-    for _ in range(nth or 1):
-        begin = text.index(old, begin + 1)
-    return text[:begin] + hunk["new"] + text[begin + len(old) :]
 
 
 def lines_with(text: str, part: str) -> list[int]:

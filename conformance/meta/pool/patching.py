@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from meta.pool.bug import Bug, PoolError
+from meta.edits import PoolError
+from meta.pool.bug import Bug
 
 
 class PatchedFinder(importlib.abc.MetaPathFinder):

@@ -152,8 +152,8 @@ def build_again(evidence: Evidence) -> None:
         return
     faults = list(report.faults)
     is_head = faults[unexplained].where == "logits" and probe.config.tied_head
-    tied, drawn = Cause("head-tied", NOT_TIED, None, error, 0.0), Cause("weight-drawn", DRAWN, None, error, 0.0)
-    cause = tied if is_head else drawn
+    drawn = Cause("weight-drawn", DRAWN, None, error, 0.0)
+    cause = Cause("head-tied", NOT_TIED, None, error, 0.0) if is_head else drawn
     faults[unexplained] = dataclasses.replace(faults[unexplained], causes=(cause,))
     evidence.report = dataclasses.replace(report, faults=tuple(faults))
 

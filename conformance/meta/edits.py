@@ -12,7 +12,7 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table; keys outside of all tables are those of every row that has none of its own."""
+    """Return the rows of a table. Keys outside all tables are defaults for every row."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     shared = {name: value for name, value in tables.items() if not isinstance(value, list | dict)}
     return [shared | row for row in tables[table]]

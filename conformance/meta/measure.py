@@ -27,7 +27,7 @@ POOLS: dict[str, Any] = {"independent": independent, "exam": exam}
 """Modules with `trials(options)`, `line_of(trial, answer)` and `shares(answered)`; a trial is run by its `run()`."""
 
 TRIALS: list[Any] = []
-"""What is run, which processes inherit by number."""
+"""The trials to run; worker processes inherit them and are sent an index."""
 
 
 def answers(jobs: int) -> Iterator[dict[str, Any]]:

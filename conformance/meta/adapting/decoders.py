@@ -175,7 +175,7 @@ class Style:
     dropout: float = 0.0
     is_tied: bool = False
     also: dict[str, Any] = field(default_factory=dict)
-    """What a layer has besides: a module, or a buffer."""
+    """Further modules and buffers of a layer, by name."""
 
 
 def put(root, path, part):

@@ -14,7 +14,7 @@ from meta.independent.port import Port, build_with
 
 @dataclass(frozen=True)
 class Attack:
-    """One wrong port; `says` is the mistake, and `fields` differ from those of the configuration `on`."""
+    """A wrong port. `says` states the mistake; `fields` replace fields of the configuration `on`."""
 
     id: str
     kind: str
@@ -44,7 +44,7 @@ def instead(method: str, function: Callable[..., Any]) -> type:
 def attack(
     kind: str, on: str = "notes-lm", *, dtype: str = "float32", at: str = "", offers: bool = False, **fields: Any
 ) -> Callable[[Any], Any]:
-    """Register a class, or a function in place of the method `at`, as an attack in front of the right port.
+    """Register a class, or a function that overrides the method `at`, as an attack on the right port.
 
     The port has its capabilities if the attack is of that kind, or `offers` them.
     """

@@ -133,7 +133,7 @@ def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
 
 
 def line_of(trial: ExamTrial, answer: Answer) -> str:
-    """What to print of an answer."""
+    """Return the line to print for an answer."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     each = judged(trial.bug, answer)

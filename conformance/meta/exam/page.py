@@ -1,7 +1,7 @@
 """Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
 
-With `--cache`, the results that `python -m meta.measure --pool exam` kept in a folder are taken into docs/exam.json
-before; with `--first`, those of a folder count as the answers at first sight.
+`--cache FOLDER` first copies results of `python -m meta.measure --pool exam` into docs/exam.json. `--first FOLDER`
+records results as the answers at first sight.
 """
 
 from __future__ import annotations

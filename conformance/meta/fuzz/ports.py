@@ -55,7 +55,7 @@ def _raising(error: type[BaseException], what: Any) -> Callable[..., Any]:
 
 
 Answer = Callable[[dict[str, Any]], Any]
-"""What a port answers, made of the right taps."""
+"""Answers of a port, derived from the right taps."""
 
 raising: SearchStrategy[Answer] = st.builds(
     _raising, st.sampled_from((*wild.ERRORS, *wild.EXITS)), wild.names | st.builds(lambda: "x" * 10**6) | wild.hostile
@@ -157,7 +157,7 @@ HARM = (
     "import os\ndef build(config, parameters): os._exit({number})",
     "import os\ndef build(config, parameters): return lambda **tokens: os.kill(os.getpid(), {number})",
 )
-"""What only a process of its own survives."""
+"""Actions that only an isolated process survives."""
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:

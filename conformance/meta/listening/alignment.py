@@ -84,7 +84,7 @@ def right_ports(frameworks: Sequence[str], cases: Mapping[str, Any]) -> Iterator
 
 
 def wrong_ports(cases: Mapping[str, Any], number: int) -> Iterator[tuple[str, Build, Probe]]:
-    """Independent ports with a catalogued fault each, so many of every configuration."""
+    """Return independent ports with one catalogued fault each, the same number for every configuration."""
     steady = [each for each in single_trials("fault") if each.view == "operations" and _is_steady(each)]
     for case, config in cases.items():
         single = [trial for trial in steady if trial.case == case]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from meta.edits import PoolError, edited
 
 View = Literal["taps", "logits", "operations"]
-"""What the checker sees of a port: the taps that it returns; its logits; its logits and its operations."""
+"""The checker sees the returned taps, only the logits, or the logits and the operations."""
 
 META = Path(__file__).parents[1]
 
@@ -158,7 +158,7 @@ LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 
 def read(path: Path) -> list[Bug]:
-    """The bugs of a TOML file. Fields outside of the tables of bugs are those of every bug that has none of its own."""
+    """Return the bugs of a TOML file. Fields outside the `bug` tables are defaults for every bug."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     shared = {name: value for name, value in tables.items() if name != "bug"}
     return [_bug(path.stem, shared, row) for row in tables["bug"]]

@@ -275,7 +275,7 @@ class Measure:
 
     Attributes:
         kind: The kind of the trials that count.
-        view: What is seen of their ports; empty: anything.
+        view: The view of the ports that the checker has; empty: any view.
     """
 
     title: str
@@ -312,7 +312,7 @@ MEASURES = (
 )
 
 
-DRAFTED = {"named in one run": 0.85, "named in runs that mend": 0.95, "right line": 0.90}
+DRAFTED = {"named in one run": 0.85, "named after fixes": 0.95, "right line": 0.90}
 """The measures of drafts: shares of their bugs, and of the lines of those that are named in one run."""
 
 

@@ -70,7 +70,7 @@ def _folder() -> Path:
 
 @functools.lru_cache(maxsize=256)
 def modules_with(bugs: tuple[Bug, ...]) -> Any:
-    """The module `port` of a copy of the independent port with all bugs in it; its lines are those of its own files."""
+    """Return the module `port` of a copy of the independent port that has all bugs; its lines keep their files."""
     texts = {path.name: text_of(path, [bug for bug in bugs if bug.path == path]) for path in FILES}
     name = f"planted_{hashlib.sha256(repr(texts).encode()).hexdigest()[:16]}"
     folder = _folder() / name
@@ -139,7 +139,7 @@ def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 
 
 def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether each bug changes the answer of the port that has the others, and that of the right one."""
+    """Return whether each bug changes both the right port and the port with the other bugs."""
     if len(bugs) == 1:
         return differ(case, (), bugs)
     others = (tuple(bug for bug in bugs if bug is not one) for one in bugs)

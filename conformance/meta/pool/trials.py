@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from meta.pool.bug import Bug, PoolError, View, lines_with
+from meta.edits import PoolError
+from meta.pool.bug import Bug, View, lines_with
 from meta.pool.judge import (
     MEASURES,
     Answer,
@@ -103,7 +104,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """The bugs named in one run and in runs that mend what is named first, and whether their lines are right."""
+        """The bugs named in one run, the bugs named as earlier ones are fixed, and whether their lines are right."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -269,7 +270,7 @@ def failures(trial: Trial, answer: Answer) -> list[str]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """What to print of an answer: nothing if it is right."""
+    """Return the line to print for an answer; empty if it is right."""
     if trial.kind == "draft" and "draft" in answer:
         draft = answer["draft"]
         missed = [bug.id for bug in trial.bugs if bug.id not in draft["named"]]

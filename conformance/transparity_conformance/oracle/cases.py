@@ -36,7 +36,7 @@ MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if 
 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
-IMAGES, AUDIO, CLIP_TEXT, CLIP_IMAGES = (MODELS[name] for name in ("vit", "whisper", "clip-text", "clip-vision"))
+IMAGES, AUDIO, CLIP_IMAGES = (MODELS[name] for name in ("vit", "whisper", "clip-vision"))
 
 
 # Lewis Carroll, Alice's Adventures in Wonderland (1865), the first sentence.

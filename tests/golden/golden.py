@@ -58,9 +58,9 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 CONDITIONS: dict[str, Callable[..., Any]] = {
-    **{f"length {n}": lambda config, tokens, n=n: p.length(tokens) == n for n in (4, 17, 129)},
+    **{f"length {n}": lambda config, tokens, n=n: p.length(tokens) == n for n in (4, 16, 17, 33, 129, 513)},
     "lengths from 100 on": lambda config, tokens: p.length(tokens) >= 100,
-    **{f"batch {n}": lambda config, tokens, n=n: p.batch(tokens) == n for n in (1, 5)},
+    **{f"batch {n}": lambda config, tokens, n=n: p.batch(tokens) == n for n in (1, 2, 3, 5, 13)},
     "wide heads": lambda config, tokens: config.head_dim > 16,
     "many heads": lambda config, tokens: config.num_heads > 8,
     "odd widths": lambda config, tokens: config.embed_dim % 4,
@@ -79,7 +79,7 @@ HISTORIES: dict[str, tuple[Any, ...]] = {
     "raises": (p.raises_if(lambda state: True),),
     **{
         f"after {offer}": (p.nudged_if(operator.methodcaller("get", offer)), "forward", offer)
-        for offer in ("train", "step")
+        for offer in ("train", "step", "loss_and_gradients", "generate")
     },
     "right": (p.nudged_if(lambda state: False),),
     "gradients that add up": (p.adds_up, "loss_and_gradients", "loss_and_gradients"),
@@ -131,7 +131,7 @@ CASES: dict[str, Case] = {
     **{f"sizes: {name}": of(p.wrong_when(wrong)) for name, wrong in CONDITIONS.items()},
     "sizes: batch 5 of two inputs": of(p.wrong_when(CONDITIONS["batch 5"]), "translation"),
     "sizes: length 17 of two inputs": of(p.wrong_when(CONDITIONS["length 17"]), "translation"),
-    **{f"tokens: {dtype}": of(p.in_integers(dtype)) for dtype in ("uint8", "int16")},
+    **{f"tokens: {dtype}": of(p.in_integers(dtype)) for dtype in ("int8", "uint8", "int16", "uint16")},
     **{f"refuses {what}": of(p.refusing(what)) for what in ("to be built", "to be called", "two tokens")},
     **{f"fixed: {name}": of_gpt2(p.fixing(allows), config=config) for name, (config, allows) in FIXED.items()},
     "fixed, wrong: head_dim": of_gpt2(p.fixing(FIXED["head_dim"][1], p.ScaledByTheWidth), config=HEADS),

@@ -322,6 +322,10 @@ ANSWERS: dict[str, Row] = {
     "no header": (file(ACTUAL, b"123"), UNREADABLE),
     "a long header": (file(ACTUAL, struct.pack("<Q", 2**62) + bytes(9)), UNREADABLE),
     "a larger header": (file(ACTUAL, struct.pack("<Q", 2**25) + bytes(2**25)), "its header has 33554432 bytes"),
+    "a header for more tensors": (
+        file(ACTUAL, struct.pack("<Q", 2**22) + bytes(2**22)),
+        "its header has 4194304",
+    ),
     "cut": (header({"one/logits": {"dtype": "F32", "shape": [8, 1, 31], "data_offsets": [0, 992]}}, 900), UNREADABLE),
     "twice": (header(b'{"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"a":1}', 1), UNREADABLE),
     "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected a file"),

@@ -19,7 +19,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.inputs import check_inputs, input_form
-from transparity.limits.files import LARGEST_HEADER, is_folder
+from transparity.limits.files import is_folder
 from transparity.limits.stored import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
@@ -83,7 +83,7 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actua
     tokens = {name for name in bundle.asked if name.endswith("/tokens")}
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         copy = Path(folder, "actual.safetensors")
-        whole = filled(path, copy, _most_bytes(expected)) if cut else None
+        whole = filled(path, copy, expected) if cut else None
         tensors = read_tensors(copy if cut else path, expected, FLOATS, optional=True, integers=tokens)
         groups: dict[str, list[str]] = {}
         for name in tensors if whole is None else whole:
@@ -94,11 +94,6 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actua
 
 def _of_group(tensors: Mapping[str, np.ndarray], group: str, name: str) -> np.ndarray:
     return tensors[f"{group}/{name}"]
-
-
-def _most_bytes(expected: Mapping[str, tuple[int, ...]]) -> int:
-    """The largest file of answers: in float64, after the largest header."""
-    return LARGEST_HEADER + 8 * sum(1 + math.prod(shape) for shape in expected.values())
 
 
 def _parameters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from transparity.errors import shown
-from transparity.limits.files import check_header
+from transparity.limits.files import LARGEST_HEADER, check_header
 from transparity.limits.stored import Lazy
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
 from transparity_conformance.checkpoints.reading import UNREADABLE
@@ -24,6 +25,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
+HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
+"""The largest header, in bytes: for the file's own remarks, and for each expected tensor beside its name."""
+
+
+def largest_header(expected: Shapes) -> int:
+    """Return the most bytes that the header of a file with the `expected` tensors may have."""
+    return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
+
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     """A tensor in the header of a file; the library judges its dtype and shape."""
@@ -33,9 +42,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     shape: Any = None
 
 
-def _entries(path: Path) -> dict[str, _Entry]:
-    """Return the entries of the header of a file; raises `BundleError` if it has any other field."""
-    check_header(path, BundleError)
+def _entries(path: Path, most: int) -> dict[str, _Entry]:
+    """Return the entries of a header of at most `most` bytes; raises `BundleError` if it has any other field."""
+    check_header(path, BundleError, most)
     try:
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
@@ -46,9 +55,9 @@ def _entries(path: Path) -> dict[str, _Entry]:
         raise _unreadable(path, reason(error)) from None
 
 
-def opened(path: Path) -> Any:
+def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
     """Return the file, opened by the library, which compares its header with its size; raises `BundleError`."""
-    _entries(path)
+    _entries(path, most)
     try:
         return safe_open(path, framework="numpy")
     except UNREADABLE as error:
@@ -67,7 +76,7 @@ def read_tensors(
         optional: whether some tensors may be missing.
         integers: names of tensors that have one of the dtypes `INTEGERS` instead.
     """
-    file = opened(path)
+    file = opened(path, largest_header(expected))
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     for name, tensor in found.items():
         _check(path, name, tensor, expected, INTEGERS if name in integers else dtypes)
@@ -93,12 +102,14 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
         raise BundleError(f"{name!r} of {path} has the shape {shown(shape)}; expected {list(expected[name])}.")
 
 
-def filled(path: Path, copy: Path, most: int) -> list[str]:
+def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
     """Copy a file that may end early, with zeros for what is missing, and return the names of its whole tensors.
 
-    Raises `BundleError` for one that has, or speaks of, more than `most` bytes, or whose header cannot be read.
+    Raises `BundleError` for one with more bytes than the `expected` tensors have in float64, or with a header that
+    says so or cannot be read.
     """
-    entries = _entries(path)
+    most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
+    entries = _entries(path, largest_header(expected))
     data = read_bytes(path, most)
     begin = 8 + int.from_bytes(data[:8], "little")
     ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}

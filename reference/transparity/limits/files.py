@@ -46,8 +46,8 @@ def _mode(path: Path, kind: int) -> bool:
         return False
 
 
-def check_header(path: str | os.PathLike[str], error: type[TransparityError]) -> None:
-    """Raise `error` unless `path` is a regular file that begins like a safetensors file, with a header that fits."""
+def check_header(path: str | os.PathLike[str], error: type[TransparityError], most: int = LARGEST_HEADER) -> None:
+    """Raise `error` unless `path` is a regular file with a safetensors header of at most `most` bytes."""
     size = file_size(path, error)
     try:
         with Path(path).open("rb") as file:
@@ -57,8 +57,7 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError]) ->
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
         raise error(f"{path} cannot be read as a safetensors file: it is shorter than its header.")
-    if length > LARGEST_HEADER:
+    if length > most:
         raise error(
-            f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most "
-            f"{LARGEST_HEADER}."
+            f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most {most}."
         )

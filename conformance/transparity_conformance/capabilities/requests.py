@@ -11,9 +11,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.capability import kept_in
-from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe, as_given
+from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
@@ -286,7 +286,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
-    tokens = simulate_generation(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
+    tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
     firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
     special = {config.pad_id, config.bos_id}
     free = [token for token in firsts if token not in special]
@@ -313,7 +313,7 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     """Choose the bias of the end token with which rows end at as many different steps as possible. Until a row ends,
     its tokens do not depend on the bias."""
-    tokens = simulate_generation(never.config, never.parameters, never.prompt, never.steps, source=never.source)
+    tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
     ordered = np.unique(margins)

@@ -25,10 +25,13 @@ from transparity_conformance.capabilities.capability import (
     result,
 )
 from transparity_conformance.capabilities.decoding.teacher_forcing import judged, judged_beams, true_scores
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
-from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
-from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+from transparity_conformance.capabilities.faults import (
+    BEAM_FAULTS,
+    GREEDY_FAULTS,
+    RAGGED_FAULTS,
+    SAMPLING_FAULTS,
+    SimulatedFault,
+)
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
@@ -147,7 +150,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
     """Return the tokens of a simulated port."""
     named = request.named("lengths", "uniforms", "sampling")
-    return simulate(request.config, request.parameters, request.prompt, request.steps, **named)
+    return simulate(request.config, request.exact, request.prompt, request.steps, **named)
 
 
 def _describe(request: Request) -> dict[str, Any]:
@@ -228,7 +231,7 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and the scores of a simulated port."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    tokens, scores, _ = simulate(*given, **request.named("length_penalty"))
+    tokens, scores = simulate(*given, **request.named("length_penalty"))
     return tokens, scores
 
 

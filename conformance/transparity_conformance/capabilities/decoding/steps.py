@@ -25,8 +25,7 @@ from transparity_conformance.capabilities.capability import (
     result,
 )
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.undetermined import undetermined_positions

@@ -3,6 +3,7 @@ as a wrong loss."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,8 +20,7 @@ from transparity_conformance.capabilities.capability import (
     Way,
     result,
 )
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
+from transparity_conformance.capabilities.faults import LOSS_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.faults.sharding import loss_faults
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
@@ -94,7 +94,9 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
         faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
         explaining, left = _explaining(faults, errors, given, right, budgets)
         if not explaining:
-            return list(_fitted(given, right, exact(smoothed), budgets, worst))[:1], []
+            return list(
+                _fitted(given, right, exact(functools.partial(cross_entropy, label_smoothing=1.0)), budgets, worst)
+            )[:1], []
         first, residual = explaining[0], left[explaining[0]][worst]
         known.append(first.simulate)
         return [Cause(first.id, first.says, None, residual, 1 - residual / off[worst])], explaining

@@ -29,8 +29,7 @@ from transparity_conformance.capabilities.capability import (
     kept_in,
     result,
 )
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.faults.sharding import optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE

@@ -46,7 +46,10 @@ NO_FAULT = {
     "recurrent_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "recurrent_key_dim": "a size: no weight fits a port with another",
     "recurrent_value_dim": "a size: no weight fits a port with another",
-    "target_vocab_size": "a size: no weight fits a port with another; `vocabulary-padded` goes by the logits",
+    **dict.fromkeys(
+        ("source_vocab_size", "target_vocab_size"),
+        "a size: no weight fits a port with another; `vocabulary-padded` goes by the logits",
+    ),
     "num_classes": "a size: no weight fits a port with another",
     "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",

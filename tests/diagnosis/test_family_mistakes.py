@@ -30,7 +30,7 @@ from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.suite.claims.families import FEW
+from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
 from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias

@@ -14,13 +14,12 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity.taps import Tap
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Check, claim
-from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES
+from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES, module_oracle
 from transparity_numpy.harness import module as reference_module
 
 CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
@@ -32,20 +31,6 @@ def part(config: TransformerConfig, scope: str) -> Arrays:
     """The drawn parameters below `scope`."""
     whole = probe_parameters(config, 10)
     return {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
-
-
-def module_oracle(
-    name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
-) -> Oracle:
-    """The oracle of a module of the reference; its result is called `result`."""
-
-    def run(values: Arrays, tap: Tap) -> None:
-        dtype = values["x"].dtype.name
-        module = reference_module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
-        held = {key: values[key] for key in context}
-        tap("result", module(values["x"], **({"context": held} if held else {})))
-
-    return Oracle(run, parameters | {"x": x} | context)
 
 
 def activations(length: int, seed: int) -> np.ndarray:
@@ -105,11 +90,9 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
     return layer
 
 
-def _held(
-    bench: Bench, claim: str, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
-) -> Evidence:
+def _held(bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = "") -> Evidence:
     """Record that the reference's float64 result is theirs, within the budget of their `dtype`."""
-    record = bench.evidence(f"independent.{claim}", case)
+    record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
 
@@ -135,11 +118,11 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
             {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
         )
         output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
-        yield _held(bench, "torch_multihead_attention", case, oracle, output)
+        yield _held(bench, case, oracle, output)
         taps: Arrays = {}
         ours = reference_module("attention.CrossAttention", CONFIG, parameters)
         ours(x.astype(float), context={"memory": seen.astype(float), "memory_mask": mask}, taps=taps)
-        record = bench.evidence("independent.torch_multihead_attention", case)
+        record = bench.evidence(case)
         yield record.within("weights", taps["weights"], as_numbers(weights), oracle.budget("result", "float64"))
 
 
@@ -153,20 +136,14 @@ def torch_layers(bench: Bench) -> Iterator[Evidence]:
         oracle = module_oracle("layers.EncoderLayer", config, parameters, x, mask=mask)
         theirs = _torch_layer("TransformerEncoderLayer", config, parameters)
         result = theirs(_tensor(x), src_key_padding_mask=_tensor(~mask[:, 0, 0]))
-        yield _held(bench, "torch_layers", f"encoder layer, {position}-norm", oracle, result)
+        yield _held(bench, f"encoder layer, {position}-norm", oracle, result)
         parameters, causal = part(config, "decoder.layers.0."), np.tri(QUERIES, dtype=bool)[None, None]
         oracle = module_oracle(
             "layers.DecoderLayer", config, parameters, x, mask=causal, memory=memory, memory_mask=padding(KEYS)
         )
         theirs = _torch_layer("TransformerDecoderLayer", config, parameters)
         hidden = {"tgt_mask": _tensor(~causal[0, 0]), "memory_key_padding_mask": _tensor(~padding(KEYS)[:, 0, 0])}
-        yield _held(
-            bench,
-            "torch_layers",
-            f"decoder layer, {position}-norm",
-            oracle,
-            theirs(_tensor(x), _tensor(memory), **hidden),
-        )
+        yield _held(bench, f"decoder layer, {position}-norm", oracle, theirs(_tensor(x), _tensor(memory), **hidden))
 
 
 @of_reference("torch")
@@ -180,7 +157,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
     for spread in (1.0, 1e-3):
         x = (spread * activations(QUERIES, 5)).astype(np.float32)
         oracle = module_oracle("normalization.Norm", CONFIG, parameters, x)
-        yield _held(bench, "torch_layer_norm", f"spread {spread:g}", oracle, theirs(_tensor(x)))
+        yield _held(bench, f"spread {spread:g}", oracle, theirs(_tensor(x)))
 
 
 @of_reference("torch")
@@ -204,7 +181,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
         x = (activations(QUERIES, 20 + index) * (1 + index)).astype(np.float32)
         oracle = module_oracle("normalization.Norm", config, parameters, x)
         budget = oracle.budget("result", "float64")
-        record = bench.evidence("independent.torch_batch_norm", f"training batch {index}")
+        record = bench.evidence(f"training batch {index}")
         result = theirs(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
         yield record.within("result", ours(x.astype(float)), as_numbers(result), budget)
         state = ours.parameters()
@@ -220,7 +197,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
     theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
     oracle = module_oracle("normalization.Norm", config, final, x)
     result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
-    yield _held(bench, "torch_batch_norm", "evaluation", oracle, result)
+    yield _held(bench, "evaluation", oracle, result)
 
 
 @of_reference("torch")
@@ -232,7 +209,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
     logits, targets = (3 * random.normal(size=(4, 6, 9))).astype(np.float32), random.integers(0, 4, (4, 6))
     oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=2)
     theirs = functional.cross_entropy(_tensor(logits).flatten(0, 1), _tensor(targets).flatten(), ignore_index=2)
-    yield _held(bench, "torch_cross_entropy", "padded targets", oracle, theirs)
+    yield _held(bench, "padded targets", oracle, theirs)
 
 
 @of_reference("flax", "jax")
@@ -261,7 +238,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
         inputs = (jnp.asarray(array, jnp.float64) for array in (x, memory, memory))
         attend = nnx.jit(lambda module, *arrays: module(*arrays, mask=mask))
         result = np.asarray(attend(theirs, *inputs))
-    yield _held(bench, "flax_multi_head_attention", "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
+    yield _held(bench, "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
 
 
 @of_reference("jax")
@@ -278,4 +255,4 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
     theirs = attend(query, key, value)
     merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
-    yield _held(bench, "jax_dot_product_attention", "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)
+    yield _held(bench, "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

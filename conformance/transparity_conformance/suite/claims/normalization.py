@@ -32,25 +32,25 @@ def drawn(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
     return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
 
 
-def at_every_spread(bench: Bench, claim: str, function: str) -> Iterator[Evidence]:
+def at_every_spread(bench: Bench, function: str) -> Iterator[Evidence]:
     """Compare `function` on activations next to which eps is negligible, comparable, and dominant."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         arrays = drawn(0, spread)
         oracle = function_oracle(function, arrays, eps=EPS)
         result = bench.function(function)(*arrays.values(), eps=EPS)
-        yield bench.evidence(claim, f"spread {spread:g}").oracle(oracle, "result", result)
+        yield bench.evidence(f"spread {spread:g}").oracle(oracle, "result", result)
 
 
 @claim(harness=True)
 def layer(bench: Bench) -> Iterator[Evidence]:
     """LayerNorm divides by the variance over n, with eps inside the root."""
-    yield from at_every_spread(bench, "normalization.layer", "normalization.layer_norm")
+    yield from at_every_spread(bench, "normalization.layer_norm")
 
 
 @claim(harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
     """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
-    yield from at_every_spread(bench, "normalization.layer_unbiased", "normalization.layer_norm_unbiased")
+    yield from at_every_spread(bench, "normalization.layer_norm_unbiased")
 
 
 @claim(harness=True)
@@ -61,7 +61,7 @@ def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
         oracle = function_oracle("normalization.batch_norm", arrays, eps=EPS)
         result = bench.function("normalization.batch_norm")(*arrays.values(), eps=EPS)
-        yield bench.evidence("normalization.batch_evaluation", f"spread {spread:g}").oracle(oracle, "result", result)
+        yield bench.evidence(f"spread {spread:g}").oracle(oracle, "result", result)
 
 
 @claim(harness=True)
@@ -70,7 +70,7 @@ def batch_statistics(bench: Bench) -> Iterator[Evidence]:
     arrays = {"x": drawn(2)["x"]}
     oracle = function_oracle("normalization.batch_statistics", arrays)
     for name, value in each(bench.function("normalization.batch_statistics")(*arrays.values())):
-        yield bench.evidence("normalization.batch_statistics", "drawn").oracle(oracle, name, value)
+        yield bench.evidence("drawn").oracle(oracle, name, value)
 
 
 @claim(harness=True)
@@ -94,7 +94,7 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
 
     oracle = Oracle(run, parameters | batches)
     norm = bench.module("normalization.Norm", config, parameters)
-    record = bench.evidence("normalization.batch_training", "four batches")
+    record = bench.evidence("four batches")
     yield record.oracle(oracle, "before", norm(batches["batch 0"]))
     norm.use_batch_statistics()
     for name, batch in batches.items():
@@ -114,10 +114,7 @@ def model_in_training(bench: Bench) -> Iterator[Evidence]:
         parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
         oracle = Oracle(functools.partial(_train, config, batches), parameters)
         model = bench.module("transformer.Transformer", config, parameters)
-        record = bench.evidence("normalization.model_in_training", f"{norm_position}-norm")
-        actual = dict(_trained(model, batches))
-        for name in oracle.expected:
-            yield record.oracle(oracle, name, actual.get(name, np.empty(0)))
+        yield from bench.evidence(f"{norm_position}-norm").taps(oracle, dict(_trained(model, batches)))
 
 
 def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays, tap: Tap) -> None:

@@ -14,7 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.protocol import Backend, Forward, Harness, Module, ShardedHarness
 from transparity_conformance.oracle.backends import backend, harness
-from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
 from transparity_conformance.suite.ranks.remote import RemoteBackend
@@ -106,6 +106,11 @@ class Bench:
     def _logits(self, probe: Probe) -> Any:
         """Return the logits of a probe, by the fast path."""
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
+
+    def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> Evidence:
+        """Record that a function of the backend returns what the reference's does of the same arrays."""
+        oracle = function_oracle(function, arrays, **named)
+        return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
     def evidence(self, case: str, dtype: str = "") -> Record:
         return Record(self.claim, self.subject, case, dtype)

@@ -20,6 +20,7 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
@@ -119,12 +120,12 @@ def _result(
 ) -> CapabilityResult:
     """The result of one way to generate, given a judgement for each request."""
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
-        explaining = [fault for fault in way.faults if explains(fault)]
-        return [Cause(fault.id, fault.says, None, 0.0, 1.0) for fault in explaining[:1]], explaining
-
     notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
     worst = max(found, key=lambda item: item.share)
+
+    def explain() -> list[Cause]:
+        return [cause_of(fault, worst.error) for fault in way.faults if explains(fault)]
+
     return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
 
 

@@ -20,6 +20,7 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
@@ -160,11 +161,10 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
                 return math.inf
         return most
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+    def explain() -> list[Cause]:
         # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
-        explaining = [fault for fault in CACHE_FAULTS if math.isfinite(remaining[fault])]
-        return [Cause(f.id, f.says, None, remaining[f], 1 - remaining[f] / error) for f in explaining[:1]], explaining
+        return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
     return result("step", found[worst], explain, probe=worst.probe.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from transparity_conformance.capabilities.capability import (
     Judged,
     Requests,
     Way,
+    cause_of,
     result,
 )
-from transparity_conformance.capabilities.faults import LOSS_FAULTS, SimulatedFault
+from transparity_conformance.capabilities.faults import LOSS_FAULTS
 from transparity_conformance.capabilities.faults.sharding import loss_faults
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
@@ -89,35 +90,21 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     worst = max(given, key=lambda key: share(off[key], budgets[key]))
     known: list[Loss] = [cross_entropy] if share(off[worst], budgets[worst]) <= 1 else []
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+    def explain() -> list[Cause]:
         right = exact(cross_entropy)
-        faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
-        explaining, left = _explaining(faults, errors, given, right, budgets)
-        if not explaining:
-            return list(
-                _fitted(given, right, exact(functools.partial(cross_entropy, label_smoothing=1.0)), budgets, worst)
-            )[:1], []
-        first, residual = explaining[0], left[explaining[0]][worst]
-        known.append(first.simulate)
-        return [Cause(first.id, first.says, None, residual, 1 - residual / off[worst])], explaining
+        # Rounding is relative to the loss: a sum rounds by more than a mean.
+        sizes = {key: abs(float(given[key] / right[key])) for key in given}
+        grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
+        left = {fault: errors(fault.simulate) for fault in (*loss_faults(forward.sharding), *LOSS_FAULTS)}
+        explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
+        known.extend(fault.simulate for fault in explaining[:1])
+        even = functools.partial(cross_entropy, label_smoothing=1.0)
+        return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(
+            _fitted(given, right, exact(even), budgets, worst)
+        )[:1]
 
     found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
     return found, next(iter(known), None)
-
-
-def _explaining(
-    faults: Sequence[SimulatedFault],
-    errors: Callable[[Loss], dict[str, float]],
-    given: Numbers,
-    right: Numbers,
-    budgets: Mapping[str, float],
-) -> tuple[list[SimulatedFault], dict[SimulatedFault, dict[str, float]]]:
-    """Return the faults that explain all losses, and the errors that each fault leaves."""
-    # Rounding is relative to the loss: a sum rounds by more than a mean.
-    sizes = {key: abs(float(given[key] / right[key])) for key in given}
-    grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
-    left = {fault: errors(fault.simulate) for fault in faults}
-    return [fault for fault in faults if all(share(left[fault][key], grown[key]) <= 1 for key in given)], left
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:

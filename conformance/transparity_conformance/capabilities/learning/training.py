@@ -25,6 +25,7 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
@@ -156,15 +157,9 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     if missing:
         raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
     answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
+    shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():
-        expected = (
-            (len(request.batches),)
-            if name == "losses"
-            else parameters[name].shape
-            if name in parameters
-            else value.shape
-        )
-        if value.shape != expected:
+        if value.shape != (expected := shapes.get(name, value.shape)):
             raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
     return {f"{key}/{name}": value for name, value in answers.items()}
 
@@ -179,16 +174,12 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     found = {request: _off(became[request], request, dtype) for request in became}
     worst = max(found, key=lambda request: found[request].share)
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
-        once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
-        explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
+    def explain() -> list[Cause]:
+        at, once = worst, {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
+        if explaining := _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []:
+            (at,) = once
         explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
-        causes = []
-        for fault in explaining[:1]:
-            at = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
-            left = _off(became[at], at, dtype, fault).error
-            causes.append(Cause(fault.id, fault.says, None, left, 1 - left / found[at].error))
-        return causes, explaining
+        return [cause_of(fault, found[at].error, _off(became[at], at, dtype, fault).error) for fault in explaining]
 
     return result("train", found[worst], explain)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
-from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench, Record
@@ -54,15 +54,11 @@ def function(bench: Bench) -> Iterator[Evidence]:
     """Attention of drawn queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
-        record = bench.evidence(f"hidden scores {hidden:g}")
         named = {"scale": 0.7, "masked_score": hidden}
-        oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
-        result = bench.function("attention.attention")(*arrays.values(), mask, **named)
-        yield record.oracle(oracle, "context", result, "result")
-        scores = 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2)
-        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, masked_score=hidden)
-        result = bench.function("attention.attention_weights")(scores, mask, masked_score=hidden)
-        yield record.oracle(weighed, "weights", result, "result")
+        case, masked = f"hidden scores {hidden:g}", arrays | {"mask": mask}
+        yield bench.same(case, "attention.attention", masked, "context", **named)
+        masked = {"scores": 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2), "mask": mask}
+        yield bench.same(case, "attention.attention_weights", masked, "weights", masked_score=hidden)
 
 
 @functools.cache

@@ -26,6 +26,15 @@ from transparity_conformance.suite.claims import claim, each
 from transparity_numpy.harness import function as reference_function
 
 
+def loss_agrees(
+    bench: Bench, case: str, logits: np.ndarray, targets: np.ndarray, expected: float, **named: Any
+) -> Evidence:
+    """Compare the backend's loss with the number expected."""
+    oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
+    result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
+    return bench.evidence(case).within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
+
+
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[Evidence]:
     """The loss is the mean of −log softmax at the targets that are not padding, as written out."""
@@ -38,19 +47,13 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
             for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True)
             if token != pad_id
         ]
-        oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=pad_id)
-        budget = oracle.budget("result", bench.subject.dtype)
-        result = bench.function("training.loss.cross_entropy")(logits, targets, pad_id)
-        record = bench.evidence(f"pad_id {pad_id}")
-        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+        expected = sum(surprises) / len(surprises)
+        yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
     # Frameworks mark ignored targets by a number of their own, -100 or 100: no token may be confused with it.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
-    oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=None)
-    result = bench.function("training.loss.cross_entropy")(logits, targets, None)
-    record = bench.evidence("128 tokens")
-    yield record.within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
+    yield loss_agrees(bench, "128 tokens", logits, targets, expected, pad_id=None)
 
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
@@ -65,12 +68,8 @@ def label_smoothing(bench: Bench) -> Iterator[Evidence]:
             aims = [share / 7 + (1 - share) * (other == token) for other in range(7)]
             whole = math.log(sum(math.exp(x) for x in row))
             surprises += [sum(aim * (whole - x) for aim, x in zip(aims, row, strict=True))] * (token != 0)
-        named = {"pad_id": 0, "label_smoothing": share}
-        oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
-        result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
-        budget = oracle.budget("result", bench.subject.dtype)
-        record = bench.evidence(f"label_smoothing {share}")
-        yield record.within("loss", result, sum(surprises) / len(surprises), budget)
+        case, expected = f"label_smoothing {share}", sum(surprises) / len(surprises)
+        yield loss_agrees(bench, case, logits, targets, expected, pad_id=0, label_smoothing=share)
 
 
 @claim(topic="loss", compiled=True)

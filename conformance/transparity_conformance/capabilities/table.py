@@ -27,7 +27,7 @@ from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
-from transparity_conformance.capabilities.stranger import has_method
+from transparity_conformance.capabilities.port_calls import has_method
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 

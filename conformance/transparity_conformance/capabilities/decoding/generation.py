@@ -33,6 +33,7 @@ from transparity_conformance.capabilities.faults import (
     SAMPLING_FAULTS,
     SimulatedFault,
 )
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,
@@ -49,7 +50,6 @@ from transparity_conformance.capabilities.requests import (
     ragged_requests,
     sampling_requests,
 )
-from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
@@ -131,7 +131,7 @@ def _result(
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_stranger(_built_for(port, request).generate, *given, **request.named(*way.keywords))
+    tokens = call_port(_built_for(port, request).generate, *given, **request.named(*way.keywords))
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
@@ -182,7 +182,7 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_stranger(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
+    answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("a result that is no pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])

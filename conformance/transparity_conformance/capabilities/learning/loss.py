@@ -23,7 +23,7 @@ from transparity_conformance.capabilities.capability import (
 )
 from transparity_conformance.capabilities.faults import LOSS_FAULTS
 from transparity_conformance.capabilities.faults.sharding import loss_faults
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
@@ -147,7 +147,7 @@ def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    return {f"{key}/loss": as_loss(call_stranger(port.forward.loss, targets, **tokens))}
+    return {f"{key}/loss": as_loss(call_port(port.forward.loss, targets, **tokens))}
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:

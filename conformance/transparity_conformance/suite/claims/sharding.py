@@ -40,7 +40,7 @@ OTHER_HEADS = {"bloom", "bart"}
 """Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
 
 
-def _with_heads(config: TransformerConfig) -> TransformerConfig:
+def _divisible(config: TransformerConfig) -> TransformerConfig:
     """Return `config` with heads that every number of ranks divides, those of a recurrence too."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
@@ -48,7 +48,7 @@ def _with_heads(config: TransformerConfig) -> TransformerConfig:
 
 
 ALL = {
-    name: config if name in OTHER_HEADS else _with_heads(config)
+    name: config if name in OTHER_HEADS else _divisible(config)
     for name, config in ({name: preset(name).resized() for name in PRESETS} | CASES).items()
 }
 

@@ -160,18 +160,14 @@ class Way:
     """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the request of this name can be judged, given the port's forward pass."""
-    on_ranks: Callable[[Probes, int], Requests] | None = None
-    """The requests to a port on several ranks, whose sizes divide among them; None: those of any port."""
-    here: Callable[[Probes], Requests] | None = None
-    """The requests to a port that is no program with a bundle; None: those of any port."""
+    here: Callable[[ForwardPass], Requests] | None = None
+    """The requests to a port that is no program with a bundle, perhaps on several ranks; None: those of any port."""
     further: Callable[[Probes], Requests] = lambda probes: {}
     """Requests that no bundle has: other batches, lengths and orders of calls."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """All requests that can be judged, for a port that can be called as often as one likes."""
-        ranks = forward.sharding.ranks
-        sized = self.on_ranks if ranks > 1 else None
-        first = (self.here or self.requests)(forward.probes) if sized is None else sized(forward.probes, ranks)
+        first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward.probes)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 

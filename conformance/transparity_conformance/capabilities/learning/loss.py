@@ -108,22 +108,21 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Fit one factor, or one share of label smoothing, to all probes; one probe alone would not tell. `even` are the
+    """Fit one share of label smoothing, or one factor, to all probes; one probe alone would not tell. `even` are the
     losses for uniform targets."""
     if len(given) < 2:
         return
-    before = abs(given[worst] - right[worst])
-    toward = {key: even[key] - right[key] for key in given}
-    smoothing = sum((given[key] - right[key]) * toward[key] for key in given) / sum(toward[key] ** 2 for key in given)
-    left = {key: float(abs(given[key] - right[key] - smoothing * toward[key])) for key in given}
-    if all(left[key] <= budgets[key] for key in given):
-        says = f"the targets are smoothed by {smoothing:.4g} (label smoothing)"
-        yield Cause("loss-smoothing", says, float(smoothing), left[worst], float(1 - left[worst] / before))
-    factor = sum(given[key] * right[key] for key in given) / sum(right[key] ** 2 for key in given)
-    left = {key: float(abs(given[key] - factor * right[key])) for key in given}
-    if all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in given):
-        says = f"your losses are {factor:.6g} × ours"
-        yield Cause("loss-scale", says, float(factor), left[worst], float(1 - left[worst] / before))
+    said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
+    at, before = list(given).index(worst), abs(given[worst] - right[worst])
+    for mistake, says, offset, slope in (
+        ("loss-smoothing", "the targets are smoothed by {:.4g} (label smoothing)", true, uniform - true),
+        ("loss-scale", "your losses are {:.6g} × ours", 0 * true, true),
+    ):
+        value = float(sum((said - offset) * slope) / sum(slope**2))
+        left = np.abs(said - offset - value * slope)
+        grown = allowed * (max(1.0, abs(value)) if mistake == "loss-scale" else 1.0)
+        if (left <= grown).all():
+            yield Cause(mistake, says.format(value), value, float(left[at]), float(1 - left[at] / before))
 
 
 def _counts(probe: Probe) -> bool:

@@ -134,9 +134,12 @@ def _requests(probes: Probes) -> Requests:
 ONE_STEP = "sgd, clipped, one step"
 
 
-def _on_ranks(probes: Probes, ranks: int) -> Requests:
-    """The trainings on several ranks; after one step replicas that were clipped by other norms begin to differ."""
-    requests = training_requests(first_of(probes)[1].config, ranks)
+def _here(forward: ForwardPass) -> Requests:
+    """The trainings, in sizes that several ranks divide, and there one step of the first: after one, replicas that
+    were clipped by other norms begin to differ."""
+    requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
+    if forward.sharding.ranks == 1:
+        return requests
     first = next(iter(requests.values()))
     once = dataclasses.replace(first, name=ONE_STEP, batches=first.batches[:1])
     return requests | {f"train.{len(requests)}": once}
@@ -240,7 +243,7 @@ TRAINING = Capability(
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
-    ways=(Way("train", _requests, OPTIMIZER_FAULTS, on_ranks=_on_ranks),),
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

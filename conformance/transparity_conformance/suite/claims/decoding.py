@@ -45,24 +45,22 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
     """Return the logits (batch, length, vocab) of a batch that is decoded in chunks. A finished row continues with
     filler tokens."""
-    tokens, source = inputs[config.input_names[-1]], inputs.get("source")
-    batch, length = tokens.shape
-    room = np.pad(tokens, ((0, 0), (0, length)), constant_values=config.filling_id)
-    mask = inputs.get("attention_mask")
-    shown = np.ones_like(room) if mask is None or config.has_encoder else np.pad(mask, ((0, 0), (0, length)))
-    logits, cache = np.zeros((batch, 2 * length, config.vocab_size)), None
-    at = np.zeros(batch, int)
+    tokens = config.input_names[-1]
+    batch, length = inputs[tokens].shape
+    of_tokens = {tokens} if config.has_encoder else {tokens, *config.further_inputs}
+    room = {
+        name: np.pad(value, ((0, 0), (0, length)), constant_values=config.filling_id if name == tokens else 0)
+        for name, value in inputs.items()
+        if name in of_tokens
+    }
+    given: dict[str, Any] = {name: value for name, value in inputs.items() if name not in of_tokens}
+    logits, cache, at = np.zeros((batch, 2 * length, config.vocab_size)), None, np.zeros(batch, int)
     for counts in chunks:
-        chunk = np.stack([row[begin : begin + max(counts)] for row, begin in zip(room, at, strict=True)])
-        given: dict[str, Any] = {"source": source} if cache is None else {}
-        if mask is not None and not config.has_encoder:
-            seen = [row[begin : begin + max(counts)] for row, begin in zip(shown, at, strict=True)]
-            given["attention_mask"] = np.stack(seen)
-        elif mask is not None and cache is None:
-            given["attention_mask"] = mask
+        for name, rows in room.items():
+            given[name] = np.stack([row[begin : begin + max(counts)] for row, begin in zip(rows, at, strict=True)])
         ragged = np.array(counts) if len(set(counts)) > 1 else None
-        answer, cache = forward.step(chunk, cache, **given, counts=ragged)
-        said = as_numbers(answer)
+        answer, cache = forward.step(given.pop(tokens), cache, **given, counts=ragged)
+        given, said = {}, as_numbers(answer)
         for row, (begin, count) in enumerate(zip(at, counts, strict=True)):
             logits[row, begin : begin + count] = said[row, :count]
         at = at + counts

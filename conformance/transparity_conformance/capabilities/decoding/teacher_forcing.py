@@ -127,7 +127,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     """Judge the scores (batch,) by those of the same tokens, and the tokens by the scores that the reference finds."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
-    oracle = true_scores(request, tokens)
+    oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
     # Either of two scores may be off by the budget.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,14 +71,6 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
         return "rotary angles depend on the length, so rows would be rotated as the longest is"
     exact = probe.config.mask_is_exact
     return "" if exact else "this mask hides nothing, so rows would see their padding"
-
-
-Asked = Callable[[Probe], Sequence[Request]]
-
-
-def _numbered(prefix: str, requests: Asked) -> Callable[[Probes], Requests]:
-    """The requests for the first probe, under the names `prefix.0`, `prefix.1` …"""
-    return lambda probes: {f"{prefix}.{index}": request for index, request in enumerate(requests(first_of(probes)[1]))}
 
 
 def _built_for(port: BuiltPort, request: Request) -> Any:
@@ -206,12 +198,16 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
     return tokens, scores
 
 
-def _way(
-    claim: str, first: Asked, further: Asked | None = None, *, faults: Sequence[SimulatedFault], **options: Any
-) -> Way:
-    """A way whose requests are named after its claim and numbered."""
-    more = (lambda probes: {}) if further is None else _numbered(f"{claim}.further", further)
-    return Way(claim, _numbered(claim, first), faults, further=more, **options)
+def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
+    """A way whose requests, to the model of the first probe, are named after its claim and numbered."""
+
+    def numbered(name: str, *, further: bool) -> Callable[[Probes], Requests]:
+        def requests(probes: Probes) -> Requests:
+            return {f"{name}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1])[further])}
+
+        return requests
+
+    return Way(claim, numbered(claim, further=False), further=numbered(f"{claim}.further", further=True), **options)
 
 
 _beams = functools.partial(_way, faults=BEAM_FAULTS, why_not=_why_not_coarse)
@@ -226,25 +222,22 @@ GENERATION = Capability(
     purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one; a request "
     "has parameters of its own in place of some of the model's, and its own end token",
     ways=(
-        _way("generate", asked.greedy_requests, asked.further_greedy_requests, faults=GREEDY_FAULTS),
+        _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
         _way(
             "generate.uniforms",
             asked.drawing_requests,
-            asked.further_drawing_requests,
             keywords=("uniforms",),
             **DRAWN,
         ),
         _way(
             "generate.sampling",
             asked.sampling_requests,
-            asked.further_sampling_requests,
             keywords=("uniforms", "sampling"),
             **DRAWN,
         ),
         _way(
             "generate.lengths",
             asked.ragged_requests,
-            asked.further_ragged_requests,
             faults=RAGGED_FAULTS,
             keywords=("lengths",),
             requires="generate",
@@ -273,7 +266,7 @@ BEAMS = dataclasses.replace(
     purpose="tokens as in generation, and the score (batch,) of each row: the sum of log softmax(logits) at its new "
     "tokens up to the end token, divided by ((5 + their number) / 6)^length_penalty",
     ways=(
-        _beams("beam_search", asked.beam_requests, asked.further_beam_requests),
+        _beams("beam_search", asked.beam_requests),
         _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
     ),
     ask=_ask_beams,
@@ -294,7 +287,7 @@ BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.gi
 
 def what_is_generated(probe: Probe) -> str:
     """What is compared of `generate` with given weights, and what is not, in one line."""
-    (request,) = asked.given_requests(probe)
+    (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
         f"generate: of given parameters {request.steps} new tokens of {rows} prompts of {length} are compared, "

@@ -30,10 +30,13 @@ from transparity_conformance.capabilities.faults import (
     OPTIMIZER_FAULTS,
     RAGGED_FAULTS,
     SAMPLING_FAULTS,
+    Edited,
     SimulatedFault,
+    edited,
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.table import FAULTS
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.capability_result import CapabilityResult
@@ -221,6 +224,15 @@ def test_a_fault_of_each_kind_is_named() -> None:
     for claim, (row, faults, build, names) in TABLES.items():
         if claim != "train":  # which takes long
             assert_named(claim, faults[1], found_in(row, build(faults[1].simulate), names[0]))
+
+
+def test_every_edit_has_one_place_in_the_reference() -> None:
+    faults = [how for name, row in FAULTS.items() if name != "sharding" for how in row]
+    assert all(isinstance(how.simulate, Edited) and how.simulate.edits and how.simulate.run for how in faults)
+    with pytest.raises(ValueError, match="have 0 places with 'cross entropy'; expected one"):
+        edited((("cross entropy", ""),), "training.loss.cross_entropy")
+    with pytest.raises(ValueError, match="have 2 places with"):
+        edited((("config.filling_id", ""),), "decoding.generation.generate")
 
 
 def assert_named(claim: str, how: SimulatedFault, found: CapabilityResult) -> None:

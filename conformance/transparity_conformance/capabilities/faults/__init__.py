@@ -96,30 +96,33 @@ def _call(run: Run, *given: Any, **named: Any) -> Any:
     return run(*given, **named)
 
 
-def simulated(edits: Edits, function: str, imported: tuple[str, ...] = (), call: Run = _call) -> Run:
-    """Return what `call` makes of an edited function and of arguments; the function is edited once it is called."""
-    made = functools.cache(functools.partial(edited, edits, function, imported))
-    return lambda *given, **named: call(made(), *given, **named)
+@dataclass(frozen=True)
+class Edited:
+    """A function of the reference with other text, and what `call` makes of it and of arguments."""
+
+    edits: Edits
+    function: str
+    imported: tuple[str, ...]
+    call: Run = _call
+
+    @functools.cached_property
+    def run(self) -> Run:
+        """The function, edited once it is asked for."""
+        return edited(self.edits, self.function, self.imported)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.call(self.run, *given, **named)
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run = _call) -> tuple[SimulatedFault, ...]:
     """Return the rows of a table of `file`.toml: edits of `function` and of the modules `imported` by it."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
-    shared = tables.get("shared", {})
-    return tuple(
-        SimulatedFault(
-            row["id"],
-            row["says"],
-            simulated(
-                tuple((old, new) for name in row.get("also", ()) for old, new in shared[name])
-                + tuple((old, new) for old, new in row.get("edits", ())),
-                function,
-                imported,
-                call,
-            ),
-        )
-        for row in tables[table]
-    )
+    faults = []
+    for row in tables[table]:
+        shared = [pair for name in row.get("also", ()) for pair in tables["shared"][name]]
+        edits = tuple((old, new) for old, new in (*shared, *row.get("edits", ())))
+        faults.append(SimulatedFault(row["id"], row["says"], Edited(edits, function, imported, call)))
+    return tuple(faults)
 
 
 GREEDY_FAULTS = _read("generation", "greedy", "decoding.generation.generate", "decoding.steps")

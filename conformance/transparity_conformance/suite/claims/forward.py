@@ -78,8 +78,7 @@ for _name, _pattern, _says in (
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
     """The logits by the fast path agree: fused attention, without taps."""
     for probe in probes_for(bench, bench.fast_cases):
-        record = bench.evidence(probe.case)
-        yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
+        yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
 
 @claim(of_reference=True, compiled=True)

@@ -245,5 +245,4 @@ def ties_between_beams(bench: Bench) -> Iterator[Evidence]:
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)
     tokens, _ = bench.forward(config, parameters).beam_search(prompt, NEW, 3)
-    record = bench.evidence("notes-lm")
-    yield record.exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))
+    yield bench.evidence("notes-lm").exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))

@@ -51,8 +51,7 @@ def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
     """The slopes of 1 to 33 heads are those of ALiBi's authors, computed in float64 for every dtype."""
     slopes = bench.function("positions.alibi_slopes")
     for heads in range(1, 34):
-        record = bench.evidence(f"{heads} heads")
-        yield record.within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
+        yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
 
 
 def _slopes(heads: int) -> list[float]:
@@ -69,8 +68,7 @@ def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
     frequencies = bench.function("positions.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":
-            record = bench.evidence(name)
-            yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
+            yield bench.evidence(name).within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
     for truncate, original in ((True, 64), (False, 64), (True, 300)):
         config = dataclasses.replace(CASES["yarn"], rotary_truncate=truncate, rotary_original_length=original)
         record = bench.evidence(f"yarn from {original}, truncated {truncate}")

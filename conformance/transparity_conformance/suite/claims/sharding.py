@@ -179,5 +179,4 @@ def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
             save_parameters(path, parameters)
             assert isinstance(over.backend, RemoteBackend)
             sharded = over.backend.from_file(config, path, bench.subject.dtype)
-        record = bench.evidence(case)
-        yield record.oracle(oracle, "logits", sharded.logits(**inputs))
+        yield bench.evidence(case).oracle(oracle, "logits", sharded.logits(**inputs))

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities import faults as of_capabilities
 from transparity_conformance.capabilities.faults import SimulatedFault
+from transparity_conformance.capabilities.table import FAULTS
 from transparity_conformance.catalogue import faults_at, whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.oracle.cases import MODELS
@@ -44,22 +43,13 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
         yield from (("", hypothesis.fault) for hypothesis in whole_model(config))
 
 
-def of_the_capability(name: str) -> Iterator[SimulatedFault]:
-    """Yield every fault in a file of `capabilities/faults/`."""
-    module = importlib.import_module(f"{of_capabilities.__name__}.{name}")
-    for constant in vars(module).values():
-        if isinstance(constant, tuple):
-            yield from (entry for entry in constant if isinstance(entry, SimulatedFault))
-
-
 def catalogue() -> dict[str, dict[str, str]]:
     """Return the sections of the page; in each, an example of every fault by its id."""
-    names = [module.name for module in pkgutil.iter_modules(of_capabilities.__path__)]
-    sections = {name.replace("_", " ").capitalize(): _examples(of_the_capability(name)) for name in names}
+    sections = {name.capitalize(): _examples(faults) for name, faults in FAULTS.items()}
     return {"The forward pass": _examples(fault for _, fault in of_the_forward_pass()), **sections}
 
 
-def _examples(faults: Iterator[Fault] | Iterator[SimulatedFault]) -> dict[str, str]:
+def _examples(faults: Iterable[Fault | SimulatedFault]) -> dict[str, str]:
     """Return the first sentence of each id."""
     examples: dict[str, str] = {}
     for fault in faults:
@@ -82,9 +72,8 @@ def sentences() -> dict[str, list[str]]:
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)
-    for module in pkgutil.iter_modules(of_capabilities.__path__):
-        for simulated in of_the_capability(module.name):
-            found[simulated.id][simulated.says] = simulated.says
+    for simulated in itertools.chain.from_iterable(FAULTS.values()):
+        found[simulated.id][simulated.says] = simulated.says
     return {name: list(texts.values()) for name, texts in found.items()}
 
 

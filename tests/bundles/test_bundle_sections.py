@@ -22,8 +22,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity.sampling import Sampling
 from transparity.training import Training
-from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.faults import CACHE_FAULTS, LOSS_FAULTS
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError

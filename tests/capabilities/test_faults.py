@@ -22,20 +22,28 @@ from transparity_conformance.capabilities.decoding.generation import (
     simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS, simulate_beam_search
-from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
-from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS, simulate_generation
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
-from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+from transparity_conformance.capabilities.faults import (
+    BEAM_FAULTS,
+    CACHE_FAULTS,
+    GREEDY_FAULTS,
+    LOSS_FAULTS,
+    OPTIMIZER_FAULTS,
+    RAGGED_FAULTS,
+    SAMPLING_FAULTS,
+    Edited,
+    SimulatedFault,
+    edited,
+)
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.table import FAULTS
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.running import run
+from transparity_numpy.decoding.beams import beam_search
+from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import train
@@ -87,7 +95,7 @@ def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
     """A port whose `generate` is simulated; greedily, it is right unless `greedy_too`."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
-        def generate(
+        def given(
             prompt: np.ndarray,
             steps: int,
             source: np.ndarray | None = None,
@@ -95,14 +103,14 @@ def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
             sampling: Any = None,
             lengths: np.ndarray | None = None,
         ) -> np.ndarray:
-            chosen = simulate if greedy_too or uniforms is not None or lengths is not None else simulate_generation
+            chosen = simulate if greedy_too or uniforms is not None or lengths is not None else generate
             named: dict[str, Any] = {"uniforms": uniforms, "sampling": sampling, "lengths": lengths}
             return chosen(config, parameters, prompt, steps, source=source, **named)
 
         def greedy(prompt: np.ndarray, steps: int, source: np.ndarray | None = None) -> np.ndarray:
-            return generate(prompt, steps, source)
+            return given(prompt, steps, source)
 
-        return {"generate": greedy if greedy_too else generate}
+        return {"generate": greedy if greedy_too else given}
 
     return offering(make)
 
@@ -113,7 +121,8 @@ def searching(simulate: Simulate) -> Build:
             prompt: np.ndarray, steps: int, beams: int, source: np.ndarray | None = None, length_penalty: float = 0.0
         ) -> tuple[np.ndarray, np.ndarray]:
             named: dict[str, Any] = {"length_penalty": length_penalty, "source": source}
-            return simulate(config, parameters, prompt, steps, beams, **named)[:2]
+            searched: tuple[np.ndarray, np.ndarray] = simulate(config, parameters, prompt, steps, beams, **named)
+            return searched
 
         return {"beam_search": search}
 
@@ -217,6 +226,15 @@ def test_a_fault_of_each_kind_is_named() -> None:
             assert_named(claim, faults[1], found_in(row, build(faults[1].simulate), names[0]))
 
 
+def test_every_edit_has_one_place_in_the_reference() -> None:
+    faults = [how for name, row in FAULTS.items() if name != "sharding" for how in row]
+    assert all(isinstance(how.simulate, Edited) and how.simulate.edits and how.simulate.run for how in faults)
+    with pytest.raises(ValueError, match="have 0 places with 'cross entropy'; expected one"):
+        edited((("cross entropy", ""),), "training.loss.cross_entropy")
+    with pytest.raises(ValueError, match="have 2 places with"):
+        edited((("config.filling_id", ""),), "decoding.generation.generate")
+
+
 def assert_named(claim: str, how: SimulatedFault, found: CapabilityResult) -> None:
     fault = found.faults[-1]
     said = (fault.where, [cause.says for cause in fault.causes], fault.indistinguishable)
@@ -225,8 +243,8 @@ def assert_named(claim: str, how: SimulatedFault, found: CapabilityResult) -> No
 
 RIGHT: list[tuple[Capability, Build, str]] = [
     *((LOSS, with_loss(cross_entropy), name) for name in ("translation", "notes-lm")),
-    *((GENERATION, generating(simulate_generation), name) for name in ("notes-lm", "pre-norm", "translation")),
-    *((BEAMS, searching(simulate_beam_search), name) for name in ("notes-lm", "pre-norm", "translation")),
+    *((GENERATION, generating(generate), name) for name in ("notes-lm", "pre-norm", "translation")),
+    *((BEAMS, searching(beam_search), name) for name in ("notes-lm", "pre-norm", "translation")),
     *((STEPS, backend, name) for backend in (numpy_build, pytorch_build) for name in ("notes-lm", "shared-heads")),
     (TRAINING, learning(train), "trained"),
 ]
@@ -250,7 +268,7 @@ UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {
     ),
     "a second best token": (
         GENERATION,
-        generating(lambda *given, **named: another_token(simulate_generation(*given, **named)), greedy_too=True),
+        generating(lambda *given, **named: another_token(generate(*given, **named)), greedy_too=True),
         "notes-lm",
         "generate",
     ),
@@ -339,7 +357,7 @@ def test_every_fault_shows_in_what_is_asked_and_no_two_alike(way: Way) -> None:
     for name in ("notes-lm", "pre-norm", "translation"):
         probe = first_probe(name)
         faults = [how for how in way.faults if probe.config.eos_id is not None or not how.says.startswith(ENDLESS)]
-        right = simulate_beam_search if way in BEAMS.ways else simulate_generation
+        right = beam_search if way in BEAMS.ways else generate
         answers = {"right": answered(way, right, probe)}
         answers |= {how.says: answered(way, how.simulate, probe) for how in faults}
         assert len(answers) == 1 + len(faults)

@@ -13,7 +13,7 @@ from tests.capabilities.test_faults import Offering, other_of, with_loss
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import check
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
+from transparity_conformance.capabilities.faults import LOSS_FAULTS
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_numpy.port import build as numpy_build

@@ -189,7 +189,7 @@ def test_gradients_that_need_more_memory_than_is_free_are_listed_with_the_reason
 def test_logits_of_one_pass_are_those_of_a_pass_for_each_token(name: str) -> None:
     config = dataclasses.replace(CASES[name], max_length=64)
     probe = next(iter(probes_with(config, probe_parameters(config), name).values()))
-    (request,) = given_requests(probe)
+    (request,) = given_requests(probe).first
     tokens = np.concatenate([request.prompt, np.ones((4, request.steps), int)], axis=1)
     given = (request.config, request.exact, tokens)
     each = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(request.steps)]

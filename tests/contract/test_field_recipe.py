@@ -46,6 +46,10 @@ NO_FAULT = {
     "recurrent_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "recurrent_key_dim": "a size: no weight fits a port with another",
     "recurrent_value_dim": "a size: no weight fits a port with another",
+    **dict.fromkeys(
+        ("source_vocab_size", "target_vocab_size"),
+        "a size: no weight fits a port with another; `vocabulary-padded` goes by the logits",
+    ),
     "num_classes": "a size: no weight fits a port with another",
     "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
     "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",
@@ -100,8 +104,9 @@ def words_for(field: str) -> frozenset[str]:
 
 @cache
 def text_of(folder: str, *names: str) -> str:
-    """The Python files of a folder, or those called `names`."""
-    files = [ROOT / folder / name for name in names] or sorted((ROOT / folder).rglob("*.py"))
+    """The Python files of a folder and its tables, or those called `names`."""
+    every = [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".toml")]
+    files = [ROOT / folder / name for name in names] or every
     assert files, f"{folder} has no Python files"
     return "\n".join(file.read_text() for file in files)
 

@@ -110,7 +110,7 @@ def test_what_is_usual_fits(preset_name: str) -> None:
 
 def test_generation_does_not_go_to_the_end_of_a_long_context() -> None:
     config = dataclasses.replace(TINY, positions="rotary", max_length=10**6)
-    (request, *_) = greedy_requests(probes_of(config, "config")["mixed"])
+    (request, *_) = greedy_requests(probes_of(config, "config")["mixed"]).first
     assert request.steps == LONGEST + 2
     assert request.name == "far from max_length"
 

@@ -30,7 +30,7 @@ from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.suite.claims.families import FEW
+from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.embeddings import embed
 from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
@@ -246,9 +246,9 @@ def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) 
 @pytest.mark.parametrize("case", ["llama", "gemma", "bart"])
 def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
     probe = dataclasses.replace(probes_called(case)["mixed"], config=dataclasses.replace(CASES[case], eos_id=2))
-    never, ending = (_ends(request) for request in greedy_requests(probe))
+    never, ending = (_ends(request) for request in greedy_requests(probe).first)
     assert never == [] and len(set(ending)) > 1
-    assert beam_requests(probe)[0].config.eos_id is not None
+    assert beam_requests(probe).first[0].config.eos_id is not None
 
 
 def _ends(request: Request) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.ranks import launching
 from transparity_conformance.checking.ranks.group import group_of, ranked_build

@@ -28,22 +28,9 @@ from meta.pool.trials import (
     shares,
     single_trials,
 )
-from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
-from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
-from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
-from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+from transparity_conformance.capabilities.table import FAULTS
 
-OF_CAPABILITIES = (
-    *LOSS_FAULTS,
-    *GREEDY_FAULTS,
-    *RAGGED_FAULTS,
-    *SAMPLING_FAULTS,
-    *BEAM_FAULTS,
-    *CACHE_FAULTS,
-    *OPTIMIZER_FAULTS,
-)
+OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
 
 ROWS = list(pool().values())
 

@@ -15,7 +15,7 @@ from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.report.capability_result import CapabilityResult, CatalogueEntry, alternatives
+from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 
@@ -113,7 +113,7 @@ class Judged:
 def result(
     claim: str,
     worst: Judged,
-    explain: Callable[[], tuple[Sequence[Cause], Sequence[CatalogueEntry]]],
+    explain: Callable[[], Sequence[Cause]],
     *,
     probe: str = "",
     notes: tuple[str, ...] = (),
@@ -122,16 +122,22 @@ def result(
 
     Args:
         claim, worst: the claim, and the error that is the largest share of its budget.
-        explain: called if it is too large; returns the causes, and all faults that explain as much.
+        explain: called if it is too large; returns all causes that explain as much, the likeliest first.
         probe, notes: the probe to blame; notes for the report.
     """
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
     if agrees:
         return CapabilityResult(claims, notes=notes)
-    causes, explaining = explain()
-    fault = Divergence(claim, worst.error, worst.budget, tuple(causes), alternatives(explaining), probe=probe)
+    causes = explain()
+    others = dict.fromkeys(cause.mistake for cause in causes if cause.mistake != causes[0].mistake)
+    fault = Divergence(claim, worst.error, worst.budget, tuple(causes[:1]), tuple(others), probe=probe)
     return CapabilityResult(claims, (fault,), notes=notes)
+
+
+def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
+    """The cause of an error of which a fault leaves that much."""
+    return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
 def _never(*_: Any) -> str:
@@ -154,18 +160,14 @@ class Way:
     """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
     """Whether the request of this name can be judged, given the port's forward pass."""
-    on_ranks: Callable[[Probes, int], Requests] | None = None
-    """The requests to a port on several ranks, whose sizes divide among them; None: those of any port."""
-    here: Callable[[Probes], Requests] | None = None
-    """The requests to a port that is no program with a bundle; None: those of any port."""
+    here: Callable[[ForwardPass], Requests] | None = None
+    """The requests to a port that is no program with a bundle, perhaps on several ranks; None: those of any port."""
     further: Callable[[Probes], Requests] = lambda probes: {}
     """Requests that no bundle has: other batches, lengths and orders of calls."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """All requests that can be judged, for a port that can be called as often as one likes."""
-        ranks = forward.sharding.ranks
-        sized = self.on_ranks if ranks > 1 else None
-        first = (self.here or self.requests)(forward.probes) if sized is None else sized(forward.probes, ranks)
+        first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward.probes)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 

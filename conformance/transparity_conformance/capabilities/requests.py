@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_conformance.capabilities.capability import kept_in
-from transparity_conformance.capabilities.faults.generation import simulate_generation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe, as_given
+from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
@@ -29,6 +29,12 @@ with others that do not."""
 
 # In each of these every option matters, and so does the order: `top_k` often leaves more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
+
+# Colder and with more tokens than any of `SAMPLINGS`, and with one option alone.
+FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
+
+EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
+"""Numbers to draw by, float32: the first token that may be drawn, and the last."""
 
 # Large enough to show whether ended continuations are divided like the others.
 PENALTIES = (2.0, 4.0)
@@ -102,61 +108,91 @@ def _single(request: Request, name: str) -> Request:
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
 
+class Asked(NamedTuple):
+    """The requests of one way to generate."""
+
+    first: tuple[Request, ...]
+    further: tuple[Request, ...] = ()
+    """Requests that no bundle has: other batches, lengths and options."""
+
+
 @kept_in(0)
-def greedy_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request that continues beyond `max_length`, if that is not too far, and, with an end token, one whose
-    rows reach it one by one."""
-    config, parameters = probe.config, _undecided(probe)
+def greedy_requests(probe: Probe) -> Asked:
+    """Continue beyond `max_length`, if that is not too far, and, with an end token, until rows reach it one by one;
+    further, by the probe's own model, a single row, one new token, and an end token in the prompt."""
+    config, length = probe.config, min(2 * PROMPT, probe.config.max_length)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
-    asked = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
-    beyond = replace(asked, parameters=parameters)
-    if config.eos_id is None:
+    beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
+    prompt = _prompt(config, 11, 2, length)
+    if config.eos_id is not None and length > 2:
+        prompt[1, 1] = config.eos_id
+    several = _asked(probe, "an end token in the prompt", prompt, 3)
+    further = _single(several, "one row"), replace(several, name="one new token", steps=1), several
+    return Asked(_ending(replace(beyond, parameters=_undecided(probe))), further)
+
+
+def _ending(beyond: Request) -> tuple[Request, ...]:
+    """The request, which never ends, and, with an end token, one whose rows reach it one by one."""
+    parameters, end = beyond.parameters, beyond.config.eos_id
+    if end is None:
         return (beyond,)
     if "head.bias" not in parameters:
         return _ending_by_what_comes(beyond)
-    never = replace(beyond, parameters=_pushed(parameters, config.eos_id, -100.0))
-    ending = _pushed(parameters, config.eos_id, _push(never, config.eos_id, parameters))
+    never = replace(beyond, parameters=_pushed(parameters, end, -100.0))
+    ending = _pushed(parameters, end, _push(never, end, parameters))
     return never, replace(never, name="to the end token", parameters=ending)
 
 
 @kept_in(0)
-def given_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request to the probe's own model, of no more positions than the probe has."""
+def given_requests(probe: Probe) -> Asked:
+    """Continue by the probe's own model, to no more positions than the probe has."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // ROWS, config.max_length)
     prompt = _prompt(config, 5, ROWS, min(PROMPT, config.max_length))
-    return (_asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1])),)
+    return Asked((_asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1])),))
 
 
 @kept_in(0)
-def given_beam_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request for beam search to the probe's own model."""
-    (greedy,) = given_requests(probe)
-    return (replace(greedy, name="beams with the given parameters", steps=min(SEARCHED, greedy.steps), beams=BEAMS),)
+def given_beam_requests(probe: Probe) -> Asked:
+    """Search with beams by the probe's own model."""
+    (greedy,) = given_requests(probe).first
+    name, steps = "beams with the given parameters", min(SEARCHED, greedy.steps)
+    return Asked((replace(greedy, name=name, steps=steps, beams=BEAMS),))
 
 
 @kept_in(0)
-def drawing_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests that draw from the whole vocabulary, in the shapes of greedy generation, for which programs may
-    be compiled."""
-    beyond = greedy_requests(probe)[0]
+def drawing_requests(probe: Probe) -> Asked:
+    """Draw from the whole vocabulary, in the shapes of greedy generation, for which programs may be compiled; further,
+    by the smallest and the largest numbers."""
+    beyond = greedy_requests(probe).first[0]
     # float32 numbers, so that every port draws by the same ones.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
-    return (replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms),)
+    drawn = replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms)
+    extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
+    return Asked((drawn,), (replace(drawn, name="drawn by extreme numbers", uniforms=extremes),))
 
 
 @kept_in(0)
-def sampling_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests that draw with all options together, colder and warmer."""
-    (drawn,) = drawing_requests(probe)
-    return tuple(replace(drawn, name=f"drawn at the temperature {s.temperature:g}", sampling=s) for s in SAMPLINGS)
+def sampling_requests(probe: Probe) -> Asked:
+    """Draw with all options together, colder and warmer; further, with one option alone, and with a top-k of most of
+    the vocabulary."""
+    (drawn,) = drawing_requests(probe).first
+    further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
+    return Asked(
+        tuple(replace(drawn, name=f"drawn at the temperature {s.temperature:g}", sampling=s) for s in SAMPLINGS),
+        tuple(replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in further),
+    )
 
 
 @kept_in(0)
-def ragged_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request with prompts of different lengths that continues beyond `max_length`."""
-    beyond = greedy_requests(probe)[0]
-    return (_ragged(beyond, "prompts of different lengths", beyond.prompt, np.arange(ROWS) % PROMPT + 1),)
+def ragged_requests(probe: Probe) -> Asked:
+    """Continue prompts of different lengths beyond `max_length`; further, prompts of one to five tokens."""
+    beyond, width = greedy_requests(probe).first[0], min(5, probe.config.max_length)
+    lengths, prompt = np.array([width, 1, min(3, width), width]), _prompt(probe.config, 12, ROWS, width)
+    return Asked(
+        (_ragged(beyond, "prompts of different lengths", beyond.prompt, np.arange(ROWS) % PROMPT + 1),),
+        (_ragged(replace(beyond, steps=3), f"prompts of 1 to {width} tokens", prompt, lengths),),
+    )
 
 
 def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
@@ -166,77 +202,28 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 
 @kept_in(0)
-def beam_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests for beam search; with an end token, some beams end."""
-    config, parameters = probe.config, drawing_requests(probe)[0].parameters
+def beam_requests(probe: Probe) -> Asked:
+    """Search with beams; with an end token, some end. Further, beams of a single row, and a single beam."""
+    config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
         parameters = _pushed(parameters, config.eos_id, COMPETING * spread)
     elif config.eos_id is not None:
         config = replace(config, eos_id=_likeliest(probe))
     asked = _asked(probe, "beams", _prompt(config, 10, BATCH, PROMPT), SEARCHED)
-    return (replace(asked, config=config, parameters=parameters, beams=BEAMS),)
-
-
-@kept_in(0)
-def penalty_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return them with scores that are divided by a power of their lengths."""
-    (request,) = beam_requests(probe)
-    return tuple(
-        replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES
-    )
-
-
-# Colder and with more tokens than any of `SAMPLINGS`, and with one option alone.
-FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
-
-EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
-"""Numbers to draw by, float32: the first token that may be drawn, and the last."""
-
-
-@kept_in(0)
-def further_greedy_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests of a single row, of one new token, and with the end token in a prompt, to the probe's own
-    model."""
-    config, length = probe.config, min(2 * PROMPT, probe.config.max_length)
-    prompt = _prompt(config, 11, 2, length)
-    if config.eos_id is not None and length > 2:
-        prompt[1, 1] = config.eos_id
-    several = _asked(probe, "an end token in the prompt", prompt, 3)
-    return _single(several, "one row"), replace(several, name="one new token", steps=1), several
-
-
-@kept_in(0)
-def further_drawing_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request that draws by the smallest and the largest numbers."""
-    (drawn,) = drawing_requests(probe)
-    uniforms = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
-    return (replace(drawn, name="drawn by extreme numbers", uniforms=uniforms),)
-
-
-@kept_in(0)
-def further_sampling_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests with one option alone, and with a top-k of most of the vocabulary."""
-    (drawn,) = drawing_requests(probe)
-    samplings = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
-    return tuple(replace(drawn, name=f"drawn with {sampling}", sampling=sampling) for sampling in samplings)
-
-
-@kept_in(0)
-def further_ragged_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return a request with prompts of one to five tokens."""
-    width = min(5, probe.config.max_length)
-    lengths, prompt = np.array([width, 1, min(3, width), width]), _prompt(probe.config, 12, ROWS, width)
-    return (_ragged(replace(greedy_requests(probe)[0], steps=3), f"prompts of 1 to {width} tokens", prompt, lengths),)
-
-
-@kept_in(0)
-def further_beam_requests(probe: Probe) -> tuple[Request, ...]:
-    """Return requests for a single row, and for a single beam."""
-    (request,) = beam_requests(probe)
-    prompt = _prompt(request.config, 13, 2, min(PROMPT + 1, request.config.max_length))
+    request = replace(asked, config=config, parameters=parameters, beams=BEAMS)
+    prompt = _prompt(config, 13, 2, min(PROMPT + 1, config.max_length))
     two = replace(request, prompt=prompt, source=None if request.source is None else request.source[:2])
-    return _single(two, "beams of one row"), replace(two, name="one beam", beams=1)
+    return Asked((request,), (_single(two, "beams of one row"), replace(two, name="one beam", beams=1)))
+
+
+@kept_in(0)
+def penalty_requests(probe: Probe) -> Asked:
+    """Search with scores that are divided by a power of their lengths."""
+    (request,) = beam_requests(probe).first
+    return Asked(
+        tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
+    )
 
 
 def _undecided(probe: Probe) -> Arrays:
@@ -286,7 +273,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     different rows and steps."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
-    tokens = simulate_generation(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
+    tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
     firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
     special = {config.pad_id, config.bos_id}
     free = [token for token in firsts if token not in special]
@@ -313,7 +300,7 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     """Choose the bias of the end token with which rows end at as many different steps as possible. Until a row ends,
     its tokens do not depend on the bias."""
-    tokens = simulate_generation(never.config, never.parameters, never.prompt, never.steps, source=never.source)
+    tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
     ordered = np.unique(margins)

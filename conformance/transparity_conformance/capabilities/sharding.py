@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
 
 PADDING = -1
@@ -141,7 +141,7 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
             )
         _check_shapes(name, whole, placement)
         joined = JOINS[placement.kind](name, whole, placement)
-    value = _without_padding(name, joined.value, placement, shape)
+    value = _unpadded(name, joined.value, placement, shape)
     _check_whole(name, value, placement, shape, len(values))
     return Joined(value, joined.gap, joined.rank)
 
@@ -203,7 +203,7 @@ def _by_index(
     return Joined(np.moveaxis(whole, 0, placement.number), worst, farthest)
 
 
-def _without_padding(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
+def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
     """The value without the padding that is declared."""
     axis = placement.padded
     if axis is None or shape is None or len(shape) != value.ndim or not -value.ndim <= axis < value.ndim:

@@ -14,15 +14,36 @@ from transparity_conformance.capabilities.decoding.generation import (
     GENERATION_OF_GIVEN,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
+from transparity_conformance.capabilities.faults import (
+    BEAM_FAULTS,
+    CACHE_FAULTS,
+    GREEDY_FAULTS,
+    LOSS_FAULTS,
+    OPTIMIZER_FAULTS,
+    RAGGED_FAULTS,
+    SAMPLING_FAULTS,
+)
+from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
-from transparity_conformance.capabilities.stranger import has_method
+from transparity_conformance.capabilities.port_calls import has_method
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """What is compared with given parameters: all that needs none of its own making."""
+
+FAULTS = {
+    "beams": BEAM_FAULTS,
+    "cache": CACHE_FAULTS,
+    "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
+    "loss": LOSS_FAULTS,
+    "optimization": OPTIMIZER_FAULTS,
+    "sampling": SAMPLING_FAULTS,
+    "sharding": OF_TWO_RANKS,
+}
+"""The faults that the checker knows by name, by subject; those of sharding as two ranks make them."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import with_audit
 from transparity_conformance.checking.audit.audited import audited_of
 from transparity_conformance.checking.ranks.against_one import against_one, with_ranks

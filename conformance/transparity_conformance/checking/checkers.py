@@ -12,7 +12,7 @@ from typing import Any
 
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
-from transparity_conformance.capabilities.stranger import signature_of
+from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.artefacts.checking import artefact_check
 from transparity_conformance.checking.artefacts.systems import OfCheckpoint
 from transparity_conformance.checking.check import check

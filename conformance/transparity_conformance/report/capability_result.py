@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from transparity_conformance.report.report import ClaimResult, Divergence, Report
 
@@ -34,18 +32,6 @@ class CapabilityResult:
 def not_compared(*reasons: str) -> CapabilityResult:
     """A result that consists of the reasons alone."""
     return CapabilityResult(not_compared=reasons)
-
-
-class CatalogueEntry(Protocol):
-    """A fault of a catalogue; variants of one fault share its id."""
-
-    @property
-    def id(self) -> str: ...
-
-
-def alternatives(explaining: Sequence[CatalogueEntry]) -> tuple[str, ...]:
-    """Ids of the faults that explain as much as the first one and are no variants of it."""
-    return tuple(dict.fromkeys(entry.id for entry in explaining[1:] if entry.id != explaining[0].id))
 
 
 def with_capabilities(report: Report, found: CapabilityResult) -> Report:

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.stored import OnDisk
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 
 OUTPUTS = {
     "": ("logits", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state"),

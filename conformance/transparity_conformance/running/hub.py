@@ -25,10 +25,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.capabilities.stranger import (
+from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
-    call_stranger,
+    call_port,
 )
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -79,11 +79,11 @@ class HubBuild:
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:
-            model = call_stranger(self.load, str(folder), **options)
+            model = call_port(self.load, str(folder), **options)
             return with_gradients(forward_of(model, config), model, folder, config, called)
         edit_folder(folder, self.edit)
         with seeded(self.edit.seed), recorded_messages() as said:
-            forward = forward_of(call_stranger(self.load, str(folder), **options), config)
+            forward = forward_of(call_port(self.load, str(folder), **options), config)
         if self.edit.without is not None and (line := said.line_about(self.edit.without)):
             raise PortError(f"load(folder) says: {line}.")
         return forward

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 
 Array = Callable[[np.ndarray], Any]
 
@@ -173,7 +173,7 @@ def completed(
         return plain
     try:
         with without_gradients():
-            answer = call_stranger(plain, array(np.zeros((1, 2), np.int64)))
+            answer = call_port(plain, array(np.zeros((1, 2), np.int64)))
     except PortCallError:  # the first call of the checker will raise it, too
         return plain
     logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)

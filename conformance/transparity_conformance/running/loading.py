@@ -13,7 +13,7 @@ from typing import Any
 
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import file_size, is_file
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.report.text import VALUE, safe
 
@@ -41,7 +41,7 @@ def load_port(spec: str) -> Callable[..., Any]:
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
     """The attribute of a module, whose own `__getattr__` may raise."""
     try:
-        return call_stranger(getattr, module, name)
+        return call_port(getattr, module, name)
     except PortCallError as error:
         if isinstance(error.__cause__, AttributeError):
             arguments = "folder" if name.startswith("load") else "config, parameters"
@@ -65,7 +65,7 @@ def _load_file(path: Path) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        call_stranger(spec.loader.exec_module, module)
+        call_port(spec.loader.exec_module, module)
     except PortCallError as error:
         raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error.__cause__
     finally:
@@ -77,7 +77,7 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     _importable_from(Path.cwd())
     try:
-        module: ModuleType = call_stranger(importlib.import_module, name)
+        module: ModuleType = call_port(importlib.import_module, name)
     except PortCallError as error:
         raised = error.__cause__
         if isinstance(raised, ModuleNotFoundError) and raised.name and f"{name}.".startswith(f"{raised.name}."):

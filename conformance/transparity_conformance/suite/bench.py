@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
+
+import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.protocol import Backend, Forward, Harness, Module, ShardedHarness
 from transparity_conformance.oracle.backends import backend, harness
-from transparity_conformance.oracle.oracle import Arrays, Oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
 from transparity_conformance.suite.ranks.remote import RemoteBackend
@@ -27,7 +29,7 @@ class Bench:
     """
 
     def __init__(self, subject: Subject, build: Backend | None = None, parts: Harness | None = None) -> None:
-        self.subject = subject
+        self.subject, self.claim = subject, ""
         self.backend = build or backend(subject.backend)
         self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
@@ -53,11 +55,11 @@ class Bench:
         assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
         return self.parts
 
-    def without_harness(self) -> Bench:
-        """Return the same bench, with the same models, for claims that need no harness."""
-        bare = copy.copy(self)
-        bare.parts = None
-        return bare
+    def about(self, claim: str, *, harness: bool = True) -> Bench:
+        """Return the same bench, with the same models, for the evidence of a `claim`, which may need no harness."""
+        same = copy.copy(self)
+        same.claim, same.parts = claim, self.parts if harness else None
+        return same
 
     @property
     def shards(self) -> bool:
@@ -105,15 +107,20 @@ class Bench:
         """Return the logits of a probe, by the fast path."""
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
-    def evidence(self, claim: str, case: str) -> Record:
-        return Record(claim, self.subject, case)
+    def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> Evidence:
+        """Record that a function of the backend returns what the reference's does of the same arrays."""
+        oracle = function_oracle(function, arrays, **named)
+        return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
+
+    def evidence(self, case: str, dtype: str = "") -> Record:
+        return Record(self.claim, self.subject, case, dtype)
 
 
 class Record:
-    """The evidence of one claim about one case."""
+    """The evidence of one claim about one case, within the budgets of `dtype`, by default the subject's."""
 
-    def __init__(self, claim: str, subject: Subject, case: str) -> None:
-        self.claim, self.subject, self.case = claim, subject, case
+    def __init__(self, claim: str, subject: Subject, case: str, dtype: str = "") -> None:
+        self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
 
     def exactly(
         self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
@@ -137,9 +144,14 @@ class Record:
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> Evidence:
         """Record that `actual` is the oracle's `name` (default: `where`), within its budget."""
         name = name or where
-        return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.subject.dtype))
+        return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
-    def refused(self, where: str, error: Exception) -> Evidence:
-        """Record a failed comparison: the backend raised instead of returning a result."""
-        sentence = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Evidence(self.claim, self.subject, self.case, where, float("inf"), 0.0, "holds", sentence)
+    def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[Evidence]:
+        """Record that each of the oracle's values is among `taps`, within its budget."""
+        for name in oracle.expected:
+            yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
+
+    def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[Evidence]:
+        """Record that a model's taps by the traced path, and its logits by the fast one, are the oracle's."""
+        yield from self.taps(oracle, forward(**inputs))
+        yield self.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

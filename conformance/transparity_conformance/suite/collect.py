@@ -51,6 +51,6 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
 def make(claim: Claim, bench: Bench) -> list[Evidence]:
     """Return the evidence of a claim; raises if there is none."""
     with bench.pinned():
-        evidence = list(claim.check(bench if claim.harness else bench.without_harness()))
+        evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"
     return evidence

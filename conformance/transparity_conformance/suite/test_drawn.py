@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -13,7 +12,8 @@ from transparity_conformance.oracle.budgets import neighbours_of_drawn
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.strategies import models
-from transparity_conformance.report.comparison import Evidence, Subject, as_numbers, difference
+from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.suite.bench import Record
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
@@ -24,24 +24,16 @@ def drawn_evidence(
     build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
 ) -> list[Evidence]:
     """Return evidence for every tap in float64, and for the logits by the fast path in the backend's first dtype."""
-    parameters = probe_parameters(config, seed)
+    parameters, mode = probe_parameters(config, seed), mode or build.modes[0]
     oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
-    evidence = []
-    mode = mode or build.modes[0]
-
-    def hold(dtype: str, where: str, actual: object, tap: str) -> None:
-        error = difference(as_numbers(actual), oracle.expected[tap])
-        subject = Subject(build.name, dtype, "cpu", mode)
-        evidence.append(Evidence("drawn.configurations", subject, "drawn", where, error, oracle.budget(tap, dtype)))
-
+    traced, fast = (
+        Record("drawn.configurations", Subject(build.name, dtype, "cpu", mode), "drawn")
+        for dtype in ("float64", build.dtypes[0])
+    )
     with pinned(build.name):
         taps = build(config, parameters, dtype="float64", mode=mode)(**inputs)
-        for tap in oracle.expected:
-            hold("float64", tap, taps.get(tap, np.empty(0)), tap)
-        dtype = build.dtypes[0]
-        logits = build(config, parameters, dtype=dtype, mode=mode).logits(**inputs)
-        hold(dtype, "logits by the fast path", logits, "logits")
-    return evidence
+        logits = build(config, parameters, dtype=build.dtypes[0], mode=mode).logits(**inputs)
+        return [*traced.taps(oracle, taps), fast.oracle(oracle, "logits by the fast path", logits, "logits")]
 
 
 @pytest.mark.parametrize("name", [name for name in installed() if name != REFERENCE])

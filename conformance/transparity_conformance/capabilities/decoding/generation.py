@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
+from transparity_conformance.capabilities import requests as asked
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -20,32 +22,21 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
 )
 from transparity_conformance.capabilities.decoding.teacher_forcing import judged, judged_beams, true_scores
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
-from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
-from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
-from transparity_conformance.capabilities.requests import (
-    Request,
-    beam_requests,
-    drawing_requests,
-    further_beam_requests,
-    further_drawing_requests,
-    further_greedy_requests,
-    further_ragged_requests,
-    further_sampling_requests,
-    given_beam_requests,
-    given_requests,
-    greedy_requests,
-    penalty_requests,
-    ragged_requests,
-    sampling_requests,
+from transparity_conformance.capabilities.faults import (
+    BEAM_FAULTS,
+    GREEDY_FAULTS,
+    RAGGED_FAULTS,
+    SAMPLING_FAULTS,
+    SimulatedFault,
 )
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.capabilities.requests import Request
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
@@ -82,14 +73,6 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
     return "" if exact else "this mask hides nothing, so rows would see their padding"
 
 
-Asked = Callable[[Probe], Sequence[Request]]
-
-
-def _numbered(prefix: str, requests: Asked) -> Callable[[Probes], Requests]:
-    """The requests for the first probe, under the names `prefix.0`, `prefix.1` …"""
-    return lambda probes: {f"{prefix}.{index}": request for index, request in enumerate(requests(first_of(probes)[1]))}
-
-
 def _built_for(port: BuiltPort, request: Request) -> Any:
     """Return the port with the parameters of a request."""
     return port.built_for(request.config, request.parameters)
@@ -111,43 +94,52 @@ def _token_shapes(key: str, request: Request) -> Shapes:
     return {f"{key}/tokens": (batch, length + request.steps)}
 
 
-def _result(
-    way: Way, found: Sequence[Judged], forward: ForwardPass, explains: Callable[[SimulatedFault], bool]
-) -> CapabilityResult:
-    """The result of one way to generate, given a judgement for each request."""
-
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
-        explaining = [fault for fault in way.faults if explains(fault)]
-        return [Cause(fault.id, fault.says, None, 0.0, 1.0) for fault in explaining[:1]], explaining
-
-    notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
-    worst = max(found, key=lambda item: item.share)
-    return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
-
-
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_stranger(_built_for(port, request).generate, *given, **request.named(*way.keywords))
+    tokens = call_port(_built_for(port, request).generate, *given, **request.named(*way.keywords))
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
+@np.errstate(all="ignore")  # a port may return any number
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    tokens = {request: answers[f"{key}/tokens"] for key, request in requests.items()}
-    found = [judged(request, answer, forward.dtype) for request, answer in tokens.items()]
+    """Judge the tokens of each request, and the scores of beams."""
+    given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
+    found = [_judged(*answer, forward.dtype) for answer in given]
+    notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
+    worst = max(found, key=lambda item: item.share)
 
-    def explains(fault: SimulatedFault) -> bool:
-        return not any(is_large(request.parameters) for request in tokens) and all(
-            np.array_equal(answer, simulated_tokens(fault.simulate, request)) for request, answer in tokens.items()
-        )
+    def explain() -> list[Cause]:
+        faults = [each for each in way.faults if all(_explains(each, *answer, forward.dtype) for answer in given)]
+        return [cause_of(fault, worst.error) for fault in faults]
 
-    return _result(way, found, forward, explains)
+    return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
+
+
+def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
+    return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
+
+
+def _explains(
+    fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
+) -> bool:
+    """Return whether a port with this fault would answer so."""
+    if scores is None:
+        return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
+    simulated, simulated_scores = simulated_beams(fault.simulate, request)
+    if not np.array_equal(_widest(request, tokens), _widest(request, simulated)):
+        return False
+    oracle = true_scores(request, tokens)
+    true = np.abs(oracle.expected["scores"]).max()
+    # Scores that are larger than right ones round by as much more.
+    budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
+    return share(float(np.abs(scores.astype(np.float64) - simulated_scores).max()), budget) <= 1
 
 
 @kept_in(1)
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
     """Return the tokens of a simulated port."""
     named = request.named("lengths", "uniforms", "sampling")
-    return simulate(request.config, request.parameters, request.prompt, request.steps, **named)
+    return simulate(request.config, request.exact, request.prompt, request.steps, **named)
 
 
 def _describe(request: Request) -> dict[str, Any]:
@@ -178,7 +170,7 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_stranger(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
+    answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("a result that is no pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])
@@ -189,32 +181,6 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 def _beam_shapes(key: str, request: Request) -> Shapes:
     return _token_shapes(key, request) | {f"{key}/scores": (len(request.prompt),)}
-
-
-@np.errstate(all="ignore")  # a port may return any number
-def _judge_beams(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    given = [
-        (request, answers[f"{key}/tokens"], answers[f"{key}/scores"].astype(np.float64))
-        for key, request in requests.items()
-    ]
-    found = [judged_beams(*answer, forward.dtype) for answer in given]
-
-    def explains(fault: SimulatedFault) -> bool:
-        return all(_explains(fault, *answer, forward.dtype) for answer in given)
-
-    return _result(way, found, forward, explains)
-
-
-def _explains(fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> bool:
-    """Return whether a port with this fault would answer so."""
-    simulated, simulated_scores = simulated_beams(fault.simulate, request)
-    if not np.array_equal(_widest(request, tokens), _widest(request, simulated)):
-        return False
-    oracle = true_scores(request, tokens)
-    true = np.abs(oracle.expected["scores"]).max()
-    # Scores that are larger than right ones round by as much more.
-    budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
-    return share(float(np.abs(scores - simulated_scores).max()), budget) <= 1
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
@@ -228,24 +194,25 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens and the scores of a simulated port."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    tokens, scores, _ = simulate(*given, **request.named("length_penalty"))
+    tokens, scores = simulate(*given, **request.named("length_penalty"))
     return tokens, scores
 
 
-def _way(claim: str, asked: Asked, further: Asked | None, faults: Sequence[SimulatedFault], **options: Any) -> Way:
-    """A way whose requests are named after its claim and numbered."""
-    more = (lambda probes: {}) if further is None else _numbered(f"{claim}.further", further)
-    return Way(claim, _numbered(claim, asked), faults, further=more, **options)
+def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
+    """A way whose requests, to the model of the first probe, are named after its claim and numbered."""
+
+    def numbered(name: str, *, further: bool) -> Callable[[Probes], Requests]:
+        def requests(probes: Probes) -> Requests:
+            return {f"{name}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1])[further])}
+
+        return requests
+
+    return Way(claim, numbered(claim, further=False), further=numbered(f"{claim}.further", further=True), **options)
 
 
-def _drawing(claim: str, asked: Asked, further: Asked, keywords: tuple[str, ...]) -> Way:
-    options: dict[str, Any] = {"keywords": keywords, "requires": "generate", "why_not": _why_not_coarse}
-    return _way(claim, asked, further, SAMPLING_FAULTS, **options)
+_beams = functools.partial(_way, faults=BEAM_FAULTS, why_not=_why_not_coarse)
 
-
-def _beams(claim: str, asked: Asked, further: Asked | None, keywords: tuple[str, ...] = ()) -> Way:
-    return _way(claim, asked, further, BEAM_FAULTS, keywords=keywords, why_not=_why_not_coarse)
-
+DRAWN: dict[str, Any] = {"faults": SAMPLING_FAULTS, "requires": "generate", "why_not": _why_not_coarse}
 
 GENERATION = Capability(
     name="generation",
@@ -255,14 +222,23 @@ GENERATION = Capability(
     purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one; a request "
     "has parameters of its own in place of some of the model's, and its own end token",
     ways=(
-        _way("generate", greedy_requests, further_greedy_requests, GREEDY_FAULTS),
-        _drawing("generate.uniforms", drawing_requests, further_drawing_requests, ("uniforms",)),
-        _drawing("generate.sampling", sampling_requests, further_sampling_requests, ("uniforms", "sampling")),
+        _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
+        _way(
+            "generate.uniforms",
+            asked.drawing_requests,
+            keywords=("uniforms",),
+            **DRAWN,
+        ),
+        _way(
+            "generate.sampling",
+            asked.sampling_requests,
+            keywords=("uniforms", "sampling"),
+            **DRAWN,
+        ),
         _way(
             "generate.lengths",
-            ragged_requests,
-            further_ragged_requests,
-            RAGGED_FAULTS,
+            asked.ragged_requests,
+            faults=RAGGED_FAULTS,
             keywords=("lengths",),
             requires="generate",
             why_not=_why_not_ragged,
@@ -290,29 +266,28 @@ BEAMS = dataclasses.replace(
     purpose="tokens as in generation, and the score (batch,) of each row: the sum of log softmax(logits) at its new "
     "tokens up to the end token, divided by ((5 + their number) / 6)^length_penalty",
     ways=(
-        _beams("beam_search", beam_requests, further_beam_requests),
-        _beams("beam_search.length_penalty", penalty_requests, None, ("length_penalty",)),
+        _beams("beam_search", asked.beam_requests),
+        _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
     ),
     ask=_ask_beams,
     shapes=_beam_shapes,
-    judge=_judge_beams,
     file="beams.safetensors",
 )
 
 GENERATION_OF_GIVEN = dataclasses.replace(
     GENERATION,
-    ways=(_way("generate", given_requests, None, GREEDY_FAULTS),),
+    ways=(_way("generate", asked.given_requests, faults=GREEDY_FAULTS),),
     why_not=why_no_decoder,
     is_long=False,
 )
 """With given weights, such as a checkpoint's: as many tokens as cost no more than the first probe."""
 
-BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", given_beam_requests, None),), is_long=False)
+BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 
 
 def what_is_generated(probe: Probe) -> str:
     """What is compared of `generate` with given weights, and what is not, in one line."""
-    (request,) = given_requests(probe)
+    (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
         f"generate: of given parameters {request.steps} new tokens of {rows} prompts of {length} are compared, "

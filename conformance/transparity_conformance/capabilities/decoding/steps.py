@@ -20,14 +20,14 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
 )
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.capability_result import CapabilityResult
@@ -128,7 +128,7 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
     """The logits and the cache that a port's `step` returns; raises `TypeError` for anything else."""
-    result = call_stranger(step, tokens, cache, **named)
+    result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
     return result
@@ -161,11 +161,10 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
                 return math.inf
         return most
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+    def explain() -> list[Cause]:
         # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
-        explaining = [fault for fault in CACHE_FAULTS if math.isfinite(remaining[fault])]
-        return [Cause(f.id, f.says, None, remaining[f], 1 - remaining[f] / error) for f in explaining[:1]], explaining
+        return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
     return result("step", found[worst], explain, probe=worst.probe.name)
 

@@ -10,7 +10,7 @@ import numpy as np
 from transparity.sampling import Sampling
 from transparity.taps import Tap
 from transparity_conformance.capabilities.capability import Judged, kept_in
-from transparity_conformance.capabilities.faults.beams import length_penalty, simulate_beam_search
+from transparity_conformance.capabilities.faults import edited
 from transparity_conformance.capabilities.requests import Request, following
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
@@ -127,7 +127,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
     """Judge the scores (batch,) by those of the same tokens, and the tokens by the scores that the reference finds."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
-    oracle = true_scores(request, tokens)
+    oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
     # Either of two scores may be off by the budget.
@@ -146,7 +146,7 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
     """The `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
     new = new_tokens(request, tokens)
     counts = counted(request, new)
-    penalty = length_penalty(counts.sum(axis=1), 0, request.length_penalty)
+    penalty = ((5 + counts.sum(axis=1)) / 6) ** request.length_penalty
 
     def run(parameters: Arrays, tap: Tap) -> None:
         chosen = _of(log_softmax(following(request, parameters, tokens, new.shape[1])), new)
@@ -169,7 +169,18 @@ def margins(request: Request) -> np.ndarray:
     If that is a tie to within rounding, a port may keep another beam, and end with a worse one.
     """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
-    return simulate_beam_search(*given, length_penalty=request.length_penalty, source=request.source)[2]
+    margins = np.full(len(request.prompt), np.inf)
+
+    def noted(ranked: np.ndarray) -> np.ndarray:
+        kept, dropped = -np.sort(-ranked, axis=-1)[:, request.beams - 1 : request.beams + 1].T
+        with np.errstate(invalid="ignore"):  # with fewer than that many continuations, nothing is dropped
+            np.fmin(margins, kept - dropped, out=margins)
+        return ranked
+
+    edit = "np.argsort(-ranked,", "np.argsort(-noted(ranked),"
+    search = edited((edit,), "decoding.beams.beam_search", noted=noted)
+    search(*given, length_penalty=request.length_penalty, source=request.source)
+    return margins
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from transparity.config import TransformerConfig
+from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.loss import surprises
-from transparity_conformance.capabilities.faults.optimization import simulate_training
 from transparity_conformance.capabilities.sharding import Placement, Sharding, split
+from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.training.loss import cross_entropy
-from transparity_numpy.training.optimization import clip_by_global_norm
+from transparity_numpy.training.optimization import clip_by_global_norm, train
 
 PADDED_TO = (8, 16, 32, 64, 128)
 """Vocabularies are padded to a multiple of one of these, or of it times the ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""From an array (rows, positions) and the ranks to the part of each rank."""
+"""From an array (rows, positions, …) and the ranks to the part of each rank."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
@@ -60,11 +63,11 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
 def _mean_of_ranks(
     own: Own, ranks: int, empty: float, logits: np.ndarray, targets: np.ndarray, pad_id: int | None
 ) -> np.ndarray:
-    lost, counted = surprises(logits, targets, pad_id)
-    sums = [part.sum() for part in own(lost, ranks)]
-    counts = [int(part.sum()) for part in own(counted, ranks)]
-    means = [total / count if count else lost.dtype.type(empty) for total, count in zip(sums, counts, strict=True)]
-    return np.asarray(sum(means) / lost.dtype.type(ranks))
+    means = [
+        cross_entropy(x, y, pad_id) if (y != pad_id).any() else logits.dtype.type(empty)
+        for x, y in zip(own(logits, ranks), own(targets, ranks), strict=True)
+    ]
+    return np.asarray(sum(means) / logits.dtype.type(ranks))
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
@@ -81,9 +84,25 @@ def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
     counts = f"the norm of all gradients counts replicas on every rank ({sharding.ranks} ×)"
     misses = "the norm of all gradients is that of each rank's own shards: those of other ranks are missing"
     return [
-        SimulatedFault("clip-norm-of-ranks", counts, partial(simulate_training, clip=partial(_counted, sharding))),
-        SimulatedFault("clip-norm-of-ranks", misses, partial(simulate_training, clip=partial(_by_rank, sharding))),
+        SimulatedFault("clip-norm-of-ranks", says, partial(_train, partial(clip, sharding)))
+        for says, clip in ((counts, _counted), (misses, _by_rank))
     ]
+
+
+def _train(
+    clip: Callable[[Arrays, float], Arrays],
+    config: TransformerConfig,
+    parameters: Arrays,
+    batches: tuple[Arrays, ...],
+    training: Training,
+) -> tuple[list[float], Arrays]:
+    """Train as the reference does, with gradients that `clip` has clipped."""
+
+    def differentiate(*given: Any, **named: Any) -> tuple[np.ndarray, Arrays]:
+        loss, gradients = loss_and_gradients(*given, **named)
+        return loss, gradients if training.max_norm is None else clip(gradients, training.max_norm)
+
+    return train(config, parameters, batches, dataclasses.replace(training, max_norm=None), differentiate)
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:

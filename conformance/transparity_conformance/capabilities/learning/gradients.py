@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
@@ -48,6 +49,14 @@ from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
 """By the name of the parameter, and of its shape."""
+
+
+class Replicas(NamedTuple):
+    """The gradients of replicas that differ between ranks, in a row for each."""
+
+    ranks: int
+    gradients: Gradients
+
 
 POSITIONS_OF_LARGE = 8
 """Positions of the row that gradients of a large model are compared on."""
@@ -69,19 +78,10 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_gradients(
-    gradients: Gradients,
-    probe: Probe,
-    loss: Loss,
-    dtype: str,
-    ranks: int = 1,
-    by_rank: Gradients | None = None,
-    unknown: Collection[str] = (),
+    gradients: Gradients, probe: Probe, loss: Loss, dtype: str, replicas: Replicas, unknown: Collection[str] = ()
 ) -> CapabilityResult:
     """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong, but for
-    those that are `unknown`.
-
-    Of replicas that differ between `ranks`, `by_rank` has the gradient of each, in a row.
-    """
+    those that are `unknown`."""
     ours = _derivatives(probe, loss)
     if probe.is_large and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
@@ -95,9 +95,8 @@ def judge_gradients(
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
     # Gradients flow backwards: of the wrong ones, the last in the forward pass went wrong first.
-    first = wrong[-1]
-    of_ranks = _of_ranks(ours, gradients, budgets, wrong, ranks, by_rank or {}) if ranks > 1 else ()
-    causes = (*of_ranks, *_causes(ours, actual, gradients, budgets, wrong))[:1]
+    first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
+    causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
     return CapabilityResult(
         claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
@@ -123,59 +122,59 @@ def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
     return Derivatives(probe.config, probe.parameters, probe.inputs, loss=loss, of_padding=False)
 
 
-def _of_ranks(
-    ours: Derivatives,
-    gradients: Gradients,
-    budgets: Mapping[str, float],
-    wrong: list[str],
-    ranks: int,
-    by_rank: Gradients,
-) -> Iterator[Cause]:
-    """Causes that come of the ranks: replicas that were not added up, or added up once too often."""
+@dataclass(frozen=True)
+class Disagreement:
+    """Gradients of which some are wrong, and what may be the cause."""
 
-    def left(settled: Gradients) -> float:
+    ours: Derivatives
+    gradients: Gradients
+    budgets: Mapping[str, float]
+    wrong: list[str]
+
+    @property
+    def named(self) -> str:
+        """The last of those that are wrong, and the number of the others."""
+        return self.wrong[-1] + (f" and {len(self.wrong) - 1} more" if self.wrong[1:] else "")
+
+    def left(self, settled: Gradients) -> float:
         """The largest difference that is left with other gradients; infinite if it is more than rounding."""
-        along = ours.along(dict(gradients) | dict(settled))
-        errors = {name: gap(along[name], ours.expected[name]) for name in along}
-        fits = set(along) == set(ours.expected) and all(share(errors[n], budgets[n]) <= 1 for n in errors)
+        along = self.ours.along(dict(self.gradients) | dict(settled))
+        errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
+        fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
-    these = f"{wrong[-1]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
-    for how, put_together in (("sum", np.sum), ("mean", np.mean)):
-        settled = {name: put_together(by_rank[name], axis=0) for name in wrong if name in by_rank}
-        if len(settled) == len(wrong) and math.isfinite(rest := left(settled)):
-            says = f"the gradients of {these} are those of one rank: their {how} over {ranks} ranks is missing"
-            yield Cause("gradient-not-reduced", says, None, rest, 1.0)
-    for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
-        settled = {name: gradients[name] / factor for name in wrong if name in gradients}
-        if len(wrong) < len(budgets) and math.isfinite(rest := left(settled)):
-            yield Cause("gradient-of-replicas", f"the gradients of {these} are {says} ours", factor, rest, 1.0)
+    def of_ranks(self, replicas: Replicas) -> Iterator[Cause]:
+        """Causes that come of the ranks: replicas that were not added up, or added up once too often."""
+        if (ranks := replicas.ranks) == 1:
+            return
+        for how, put_together in (("sum", np.sum), ("mean", np.mean)):
+            settled = {n: put_together(replicas.gradients[n], axis=0) for n in self.wrong if n in replicas.gradients}
+            if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
+                says = f"the gradients of {self.named} are those of one rank: their {how} over {ranks} ranks is missing"
+                yield Cause("gradient-not-reduced", says, None, rest, 1.0)
+        for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
+            settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
+            if len(self.wrong) < len(self.budgets) and math.isfinite(rest := self.left(settled)):
+                yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
-
-def _causes(
-    ours: Derivatives,
-    actual: Mapping[str, np.ndarray],
-    gradients: Gradients,
-    budgets: Mapping[str, float],
-    wrong: list[str],
-) -> Iterator[Cause]:
-    absent = [name for name in wrong if name not in gradients or not gradients[name].any()]
-    if absent == wrong:
-        none = f"no gradient reaches {wrong[-1]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
-        yield Cause("gradient-missing", none, None, 0.0, 1.0)
-    if set(actual) >= set(budgets):
-        said = np.concatenate([actual[name] for name in budgets])
-        right = np.concatenate([ours.expected[name] for name in budgets])
+    def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
+        """Gradients that are missing, and one factor of all; `actual` are those along the directions of ours."""
+        if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
+            yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
+        if not set(actual) >= set(self.budgets):
+            return
+        said = np.concatenate([actual[name] for name in self.budgets])
+        right = np.concatenate([self.ours.expected[name] for name in self.budgets])
         factor = float(said @ right / (right @ right))
 
         def left(factor: float) -> dict[str, float]:
-            return {name: gap(actual[name], factor * ours.expected[name]) for name in budgets}
+            return {name: gap(actual[name], factor * self.ours.expected[name]) for name in self.budgets}
 
         def fits(factor: float) -> bool:
-            return all(rest <= max(1.0, abs(factor)) * budgets[name] for name, rest in left(factor).items())
+            return all(rest <= max(1.0, abs(factor)) * self.budgets[name] for name, rest in left(factor).items())
 
         if math.isfinite(factor) and fits(factor):
-            meaning = next((f": {says}" for number, says in _factors(ours).items() if fits(number)), "")
+            meaning = next((f": {says}" for number, says in _factors(self.ours).items() if fits(number)), "")
             says = f"your gradients are {factor:.6g} × ours{meaning}"
             explained = 1 - float(np.abs(said - factor * right).max() / np.abs(said - right).max())
             yield Cause("gradient-scale", says, factor, max(left(factor).values()), explained)
@@ -198,9 +197,9 @@ def _requests(probes: Probes) -> Requests:
     return dict([first_of(probes)])
 
 
-def _requests_here(probes: Probes) -> Requests:
-    """The rows of the first probe that no convention decides; of a large model, the begin of the first of them."""
-    key, probe = first_of(probes)
+def _requests_here(forward: ForwardPass) -> Requests:
+    """The rows of the first probe that no convention decides; of a large model, the start of the first of them."""
+    key, probe = first_of(forward.probes)
     return {key: _cut(probe)}
 
 
@@ -230,7 +229,7 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
+    loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}
@@ -255,9 +254,9 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
-    given, ranks = _named(answers, f"{key}/gradient."), forward.sharding.ranks
-    by_rank = _named(answers, f"{key}/by_rank.")
-    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, ranks, by_rank, unknown)
+    given, replicas = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
+    by_rank = Replicas(forward.sharding.ranks, replicas)
+    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, by_rank, unknown)
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:

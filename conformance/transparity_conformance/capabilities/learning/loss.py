@@ -3,8 +3,9 @@ as a wrong loss."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from transparity_conformance.capabilities.capability import (
     Judged,
     Requests,
     Way,
+    cause_of,
     result,
 )
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
+from transparity_conformance.capabilities.faults import LOSS_FAULTS
 from transparity_conformance.capabilities.faults.sharding import loss_faults
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
@@ -89,52 +90,39 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     worst = max(given, key=lambda key: share(off[key], budgets[key]))
     known: list[Loss] = [cross_entropy] if share(off[worst], budgets[worst]) <= 1 else []
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
+    def explain() -> list[Cause]:
         right = exact(cross_entropy)
-        faults = (*loss_faults(forward.sharding), *LOSS_FAULTS)
-        explaining, left = _explaining(faults, errors, given, right, budgets)
-        if not explaining:
-            return list(_fitted(given, right, exact(smoothed), budgets, worst))[:1], []
-        first, residual = explaining[0], left[explaining[0]][worst]
-        known.append(first.simulate)
-        return [Cause(first.id, first.says, None, residual, 1 - residual / off[worst])], explaining
+        # Rounding is relative to the loss: a sum rounds by more than a mean.
+        sizes = {key: abs(float(given[key] / right[key])) for key in given}
+        grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
+        left = {fault: errors(fault.simulate) for fault in (*loss_faults(forward.sharding), *LOSS_FAULTS)}
+        explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
+        known.extend(fault.simulate for fault in explaining[:1])
+        even = functools.partial(cross_entropy, label_smoothing=1.0)
+        return [cause_of(fault, off[worst], left[fault][worst]) for fault in explaining] or list(
+            _fitted(given, right, exact(even), budgets, worst)
+        )[:1]
 
     found = result(name, Judged(off[worst], budgets[worst], worst), explain, probe=worst)
     return found, next(iter(known), None)
 
 
-def _explaining(
-    faults: Sequence[SimulatedFault],
-    errors: Callable[[Loss], dict[str, float]],
-    given: Numbers,
-    right: Numbers,
-    budgets: Mapping[str, float],
-) -> tuple[list[SimulatedFault], dict[SimulatedFault, dict[str, float]]]:
-    """Return the faults that explain all losses, and the errors that each fault leaves."""
-    # Rounding is relative to the loss: a sum rounds by more than a mean.
-    sizes = {key: abs(float(given[key] / right[key])) for key in given}
-    grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
-    left = {fault: errors(fault.simulate) for fault in faults}
-    return [fault for fault in faults if all(share(left[fault][key], grown[key]) <= 1 for key in given)], left
-
-
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Fit one factor, or one share of label smoothing, to all probes; one probe alone would not tell. `even` are the
+    """Fit one share of label smoothing, or one factor, to all probes; one probe alone would not tell. `even` are the
     losses for uniform targets."""
     if len(given) < 2:
         return
-    before = abs(given[worst] - right[worst])
-    toward = {key: even[key] - right[key] for key in given}
-    smoothing = sum((given[key] - right[key]) * toward[key] for key in given) / sum(toward[key] ** 2 for key in given)
-    left = {key: float(abs(given[key] - right[key] - smoothing * toward[key])) for key in given}
-    if all(left[key] <= budgets[key] for key in given):
-        says = f"the targets are smoothed by {smoothing:.4g} (label smoothing)"
-        yield Cause("loss-smoothing", says, float(smoothing), left[worst], float(1 - left[worst] / before))
-    factor = sum(given[key] * right[key] for key in given) / sum(right[key] ** 2 for key in given)
-    left = {key: float(abs(given[key] - factor * right[key])) for key in given}
-    if all(left[key] <= max(1.0, abs(factor)) * budgets[key] for key in given):
-        says = f"your losses are {factor:.6g} × ours"
-        yield Cause("loss-scale", says, float(factor), left[worst], float(1 - left[worst] / before))
+    said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
+    at, before = list(given).index(worst), abs(given[worst] - right[worst])
+    for mistake, says, offset, slope in (
+        ("loss-smoothing", "the targets are smoothed by {:.4g} (label smoothing)", true, uniform - true),
+        ("loss-scale", "your losses are {:.6g} × ours", 0 * true, true),
+    ):
+        value = float(sum((said - offset) * slope) / sum(slope**2))
+        left = np.abs(said - offset - value * slope)
+        grown = allowed * (max(1.0, abs(value)) if mistake == "loss-scale" else 1.0)
+        if (left <= grown).all():
+            yield Cause(mistake, says.format(value), value, float(left[at]), float(1 - left[at] / before))
 
 
 def _counts(probe: Probe) -> bool:
@@ -158,7 +146,7 @@ def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    return {f"{key}/loss": as_loss(call_stranger(port.forward.loss, targets, **tokens))}
+    return {f"{key}/loss": as_loss(call_port(port.forward.loss, targets, **tokens))}
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:

@@ -25,12 +25,12 @@ from transparity_conformance.capabilities.capability import (
     Requests,
     Shapes,
     Way,
+    cause_of,
     first_of,
     kept_in,
     result,
 )
-from transparity_conformance.capabilities.faults import SimulatedFault
-from transparity_conformance.capabilities.faults.optimization import OPTIMIZER_FAULTS
+from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.faults.sharding import optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
@@ -134,9 +134,12 @@ def _requests(probes: Probes) -> Requests:
 ONE_STEP = "sgd, clipped, one step"
 
 
-def _on_ranks(probes: Probes, ranks: int) -> Requests:
-    """The trainings on several ranks; after one step replicas that were clipped by other norms begin to differ."""
-    requests = training_requests(first_of(probes)[1].config, ranks)
+def _here(forward: ForwardPass) -> Requests:
+    """The trainings, in sizes that several ranks divide, and there one step of the first: after one, replicas that
+    were clipped by other norms begin to differ."""
+    requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
+    if forward.sharding.ranks == 1:
+        return requests
     first = next(iter(requests.values()))
     once = dataclasses.replace(first, name=ONE_STEP, batches=first.batches[:1])
     return requests | {f"train.{len(requests)}": once}
@@ -157,15 +160,9 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     if missing:
         raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
     answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
+    shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():
-        expected = (
-            (len(request.batches),)
-            if name == "losses"
-            else parameters[name].shape
-            if name in parameters
-            else value.shape
-        )
-        if value.shape != expected:
+        if value.shape != (expected := shapes.get(name, value.shape)):
             raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
     return {f"{key}/{name}": value for name, value in answers.items()}
 
@@ -180,16 +177,12 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     found = {request: _off(became[request], request, dtype) for request in became}
     worst = max(found, key=lambda request: found[request].share)
 
-    def explain() -> tuple[list[Cause], list[SimulatedFault]]:
-        once = {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
-        explaining = _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []
+    def explain() -> list[Cause]:
+        at, once = worst, {request: tensors for request, tensors in became.items() if request.name == ONE_STEP}
+        if explaining := _explaining(once, dtype, optimizer_faults(forward.sharding)) if once else []:
+            (at,) = once
         explaining = explaining or _explaining(became, dtype, OPTIMIZER_FAULTS)
-        causes = []
-        for fault in explaining[:1]:
-            at = worst if fault in OPTIMIZER_FAULTS else next(iter(once))
-            left = _off(became[at], at, dtype, fault).error
-            causes.append(Cause(fault.id, fault.says, None, left, 1 - left / found[at].error))
-        return causes, explaining
+        return [cause_of(fault, found[at].error, _off(became[at], at, dtype, fault).error) for fault in explaining]
 
     return result("train", found[worst], explain)
 
@@ -250,7 +243,7 @@ TRAINING = Capability(
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
-    ways=(Way("train", _requests, OPTIMIZER_FAULTS, on_ranks=_on_ranks),),
+    ways=(Way("train", _requests, OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

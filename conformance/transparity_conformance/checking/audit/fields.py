@@ -14,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, shown
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.audit.audited import Audited
 from transparity_conformance.checking.audit.variants import Changed, Variant, variants_of
 from transparity_conformance.checkpoints.editing import Edit

@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.stranger import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.audit.audited import Audited
 from transparity_conformance.checking.audit.fields import KEPT, AuditProbe, exercised, probe_of
 from transparity_conformance.checkpoints.editing import Edit

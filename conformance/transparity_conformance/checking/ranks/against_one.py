@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.ranks.group import RankGroup, isolated_of
 from transparity_conformance.checking.ranks.joining import Differing

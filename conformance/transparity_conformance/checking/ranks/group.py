@@ -12,8 +12,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import Sharding, read_placements
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.checking.ranks.joining import Differing, RankHandle, Shapes, Whole, joined
 from transparity_conformance.checking.ranks.launching import SharedCall, environments
 from transparity_conformance.running.loading import LoadError

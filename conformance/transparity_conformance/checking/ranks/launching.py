@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transparity_conformance.capabilities.stranger import PortCallError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.running.process.isolation import PortProcess, PortTimeoutError
 
 ADDRESS = "127.0.0.1"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.long_prompts import call_long, leave_out

@@ -26,8 +26,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import lengths_of, tap_shapes
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.checkpoints.reading import read_fields
 from transparity_conformance.report.text import reason
 from transparity_conformance.running.forward import forward_of
@@ -33,7 +33,7 @@ class HubModel:
         """The forward pass of the model in `dtype`."""
         named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         try:
-            model = call_stranger(_model_class(config, self.folder).from_pretrained, str(self.folder), **named)
+            model = call_port(_model_class(config, self.folder).from_pretrained, str(self.folder), **named)
         except PortCallError as error:
             raised = error.__cause__ or error
             raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None

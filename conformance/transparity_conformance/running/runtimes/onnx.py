@@ -11,7 +11,7 @@ import onnxruntime
 
 from transparity.config import TransformerConfig
 from transparity.limits.files import file_size
-from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import reason
@@ -149,7 +149,7 @@ def opened(path: Path) -> Any:
     """The session of an ONNX file; raises `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
-        return call_stranger(session_of, str(path))
+        return call_port(session_of, str(path))
     except PortCallError as error:
         raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
 

@@ -10,11 +10,14 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from transparity_conformance.oracle.backends import REFERENCE
 from transparity_conformance.oracle.budgets import EVERY
+from transparity_conformance.oracle.probes import probes
 from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[Evidence]]
 """From a bench to evidence; a claim about a range of cases also takes the cases."""
@@ -27,18 +30,18 @@ class Claim:
     name: str
     says: str
     check: Check
-    dtypes: tuple[str, ...]
-    of_reference: bool
-    """Whether the expected values are independent of the reference, so that it can be tested, too."""
-    compiled: bool
-    """Whether the claim runs whole models, and so is tested in every mode, not only in the first."""
-    quick: tuple[str, ...]
-    """The dtypes in which the quick suite tests it."""
-    full: Claim | None
+    full: Claim | None = None
     """The same claim about all of its cases, for the slow suite; None if the quick suite has them all."""
-    needs: tuple[str, ...]
+    dtypes: tuple[str, ...] = EVERY
+    of_reference: bool = False
+    """Whether the expected values are independent of the reference, so that it can be tested, too."""
+    compiled: bool = False
+    """Whether the claim runs whole models, and so is tested in every mode, not only in the first."""
+    quick: tuple[str, ...] = EVERY
+    """The dtypes in which the quick suite tests it."""
+    needs: tuple[str, ...] = ()
     """Packages with the independent implementation that the claim compares with."""
-    harness: bool
+    harness: bool = False
     """Whether the claim is about single functions or modules, which a backend offers through its harness."""
     sharded: bool = False
     """Whether the claim is about the backend over several ranks, which its harness offers."""
@@ -57,47 +60,64 @@ CLAIMS: dict[str, Claim] = {}
 
 def claim(
     *,
-    dtypes: tuple[str, ...] = EVERY,
-    of_reference: bool = False,
-    compiled: bool = False,
-    quick: tuple[str, ...] = EVERY,
-    needs: tuple[str, ...] = (),
-    harness: bool = False,
-    sharded: bool = False,
     cases: tuple[str, ...] = (),
     all_cases: Iterable[str] = (),
     all_in: tuple[str, ...] = (),
     topic: str = "",
+    sharded: bool = False,
+    harness: bool = False,
+    **about: Any,
 ) -> Callable[[Check], Check]:
     """Register a check as the claim `topic.name`, after its file and its function.
 
     Args:
-        dtypes: the precisions in which it is tested, `quick` those of the quick suite.
-        of_reference: whether the expected values are independent of the reference.
-        compiled: whether it is tested in every mode.
-        needs: packages that it compares with.
-        harness, sharded: whether it is about single functions or modules, or about the backend over several ranks.
         cases: the cases of the quick suite, if the check takes any.
-        all_cases: those of its full range, in the dtypes `all_in`; topic: another than the name of the file.
+        all_cases: those of its full range, in the dtypes `all_in`.
+        topic: another than the name of the file.
+        sharded, harness, about: fields of the `Claim`; one that is sharded needs the harness.
     """
 
     def register(check: Check) -> Check:
         name = f"{topic or check.__module__.rpartition('.')[2]}.{check.__name__}"
         says = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
-
-        def made(cases: tuple[str, ...], dtypes: tuple[str, ...], quick: tuple[str, ...], full: Claim | None) -> Claim:
-            of_cases = functools.partial(check, cases=cases) if cases else check
-            how = dtypes, of_reference, compiled, quick, full, needs, harness or sharded, sharded
-            return Claim(name, says, of_cases, *how)
-
-        CLAIMS[name] = made(cases, dtypes, quick, made(tuple(all_cases), all_in, (), None) if all_in else None)
+        every = functools.partial(_check, name, check)
+        made = Claim(name, says, every, sharded=sharded, harness=harness or sharded, **about)
+        if cases:
+            of_all = functools.partial(every, cases=tuple(all_cases))
+            full = replace(made, check=of_all, dtypes=all_in, quick=()) if all_in else None
+            made = replace(made, check=functools.partial(every, cases=cases), full=full)
+        CLAIMS[name] = made
         return check
 
     return register
 
 
+def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
+    """Make a check of a bench from one of a bench, the `probe` of one preset, and the record of its evidence.
+
+    `cases` are presets, or the attribute of the bench that names them.
+    """
+
+    def decorate(check: Check) -> Check:
+        @functools.wraps(check)
+        def of_every_case(bench: Bench) -> Iterator[Evidence]:
+            names: Iterable[str] = getattr(bench, cases) if isinstance(cases, str) else cases
+            for case in names:
+                yield from check(bench, probes(case)[probe], bench.evidence(case))
+
+        return of_every_case
+
+    return decorate
+
+
+def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[Evidence]:
+    """Yield the evidence of a check, which a bench that knows its name makes."""
+    yield from check(bench.about(name), **cases)
+
+
+@functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Every claim by name, in the order of the files and of the functions in them."""
+    """Every claim by name, in the order of topics, and of the functions in their files."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return CLAIMS
+    return dict(sorted(CLAIMS.items(), key=lambda item: item[0].partition(".")[0]))

@@ -11,13 +11,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
-from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
-from transparity_conformance.report.comparison import Evidence, Expectation, as_numbers
-from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import claim
+from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.suite.claims import claim, each
+from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
-from transparity_numpy.harness import module as reference_module
 
 LONG = 300
 """More queries than a block of any column has."""
@@ -43,7 +43,7 @@ def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
     """Heads are consecutive features, and merging exactly undoes splitting."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
-    record = bench.evidence("attention.split_and_merge_heads", "counted")
+    record = bench.evidence("counted")
     split = bench.function("attention.split_heads")(x, 4)
     yield record.exactly("split", split, truth)
     yield record.exactly("merged", bench.function("attention.merge_heads")(np.asarray(truth, np.float32)), x)
@@ -54,15 +54,11 @@ def function(bench: Bench) -> Iterator[Evidence]:
     """Attention of drawn queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
-        record = bench.evidence("attention.function", f"hidden scores {hidden:g}")
         named = {"scale": 0.7, "masked_score": hidden}
-        oracle = function_oracle("attention.attention", arrays | {"mask": mask}, **named)
-        result = bench.function("attention.attention")(*arrays.values(), mask, **named)
-        yield record.oracle(oracle, "context", result, "result")
-        scores = 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2)
-        weighed = function_oracle("attention.attention_weights", {"scores": scores, "mask": mask}, masked_score=hidden)
-        result = bench.function("attention.attention_weights")(scores, mask, masked_score=hidden)
-        yield record.oracle(weighed, "weights", result, "result")
+        case, masked = f"hidden scores {hidden:g}", arrays | {"mask": mask}
+        yield bench.same(case, "attention.attention", masked, "context", **named)
+        masked = {"scores": 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2), "mask": mask}
+        yield bench.same(case, "attention.attention_weights", masked, "weights", masked_score=hidden)
 
 
 @functools.cache
@@ -97,7 +93,7 @@ def long_sequences(bench: Bench) -> Iterator[Evidence]:
     """Attention of many queries, which fast paths compute in blocks, agrees with the explicit path for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
         result = _attended(bench.function("attention.attention"), mask, arrays)
-        yield bench.evidence("attention.long_sequences", name).oracle(oracle, "context", result)
+        yield bench.evidence(name).oracle(oracle, "context", result)
 
 
 def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
@@ -120,29 +116,20 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
     mask[1, ..., -2:], mask[2] = False, False
     for order in ("before-scale", "after-scale"):
         config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
-        oracle = Oracle(functools.partial(_attend, config, mask), parameters | {"x": x})
+        oracle = module_oracle("attention.SelfAttention", config, parameters, x, mask=mask)
         result = bench.module("attention.SelfAttention", config, parameters)(x, context={"mask": mask})
-        yield bench.evidence("attention.mask_before_and_after_scale", order).oracle(oracle, "output", result)
-
-
-def _attend(config: TransformerConfig, mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
-    weights = {name: value for name, value in arrays.items() if name != "x"}
-    x = arrays["x"]
-    part = reference_module("attention.SelfAttention", config, weights, dtype=x.dtype.name)
-    tap("output", part(x, context={"mask": mask}))
+        yield bench.evidence(order).oracle(oracle, "output", result, "result")
 
 
 @claim(of_reference=True, compiled=True)
-def weights_sum_to_one(bench: Bench) -> Iterator[Evidence]:
+@each("traced_cases")
+def weights_sum_to_one(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
     """Every row of attention weights sums to one, also where every key is masked."""
-    for case in bench.traced_cases:
-        probe = probes(case)["mixed"]
-        record = bench.evidence("attention.weights_sum_to_one", case)
-        names = [name for name in probe.oracle.expected if name.endswith("weights")]
-        sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
-        for name in names:
-            total = as_numbers(bench.traced(probe)[name]).astype(np.float64).sum(-1)
-            yield record.within(name, total, np.ones_like(total), sums.budget(name, bench.subject.dtype))
+    names = [name for name in probe.oracle.expected if name.endswith("weights")]
+    sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
+    for name in names:
+        total = as_numbers(bench.traced(probe)[name]).astype(np.float64).sum(-1)
+        yield record.within(name, total, np.ones_like(total), sums.budget(name, bench.subject.dtype))
 
 
 def _sums(arrays: Arrays, tap: Tap) -> None:
@@ -151,20 +138,17 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 
 
 @claim(of_reference=True, compiled=True)
-def masked_keys_have_zero_weight(bench: Bench) -> Iterator[Evidence]:
+@each("traced_cases")
+def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
     """Masked keys have weight exactly 0 in every row with a visible key, unless the mask's value is not exact."""
-    for case in bench.traced_cases:
-        probe = probes(case)["mixed"]
-        breaks = probe.config.mask_value > -1
-        note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
-        record = bench.evidence("attention.masked_keys_have_zero_weight", case)
-        for name, value in bench.traced(probe).items():
-            if name.endswith("weights"):
-                mask = _mask(probe, name)
-                hidden = np.broadcast_to(~mask & mask.any(-1, keepdims=True), np.shape(value))
-                weights = as_numbers(value)[hidden]
-                expectation: Expectation = "breaks" if breaks else "holds"
-                yield record.exactly(name, weights, np.zeros_like(weights), expectation, note)
+    breaks = probe.config.mask_value > -1
+    note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
+    for name, value in bench.traced(probe).items():
+        if name.endswith("weights"):
+            mask = _mask(probe, name)
+            hidden = np.broadcast_to(~mask & mask.any(-1, keepdims=True), np.shape(value))
+            weights = as_numbers(value)[hidden]
+            yield record.exactly(name, weights, np.zeros_like(weights), "breaks" if breaks else "holds", note)
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:

@@ -45,24 +45,22 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
     """Return the logits (batch, length, vocab) of a batch that is decoded in chunks. A finished row continues with
     filler tokens."""
-    tokens, source = inputs[config.input_names[-1]], inputs.get("source")
-    batch, length = tokens.shape
-    room = np.pad(tokens, ((0, 0), (0, length)), constant_values=config.filling_id)
-    mask = inputs.get("attention_mask")
-    shown = np.ones_like(room) if mask is None or config.has_encoder else np.pad(mask, ((0, 0), (0, length)))
-    logits, cache = np.zeros((batch, 2 * length, config.vocab_size)), None
-    at = np.zeros(batch, int)
+    tokens = config.input_names[-1]
+    batch, length = inputs[tokens].shape
+    of_tokens = {tokens} if config.has_encoder else {tokens, *config.further_inputs}
+    room = {
+        name: np.pad(value, ((0, 0), (0, length)), constant_values=config.filling_id if name == tokens else 0)
+        for name, value in inputs.items()
+        if name in of_tokens
+    }
+    given: dict[str, Any] = {name: value for name, value in inputs.items() if name not in of_tokens}
+    logits, cache, at = np.zeros((batch, 2 * length, config.vocab_size)), None, np.zeros(batch, int)
     for counts in chunks:
-        chunk = np.stack([row[begin : begin + max(counts)] for row, begin in zip(room, at, strict=True)])
-        given: dict[str, Any] = {"source": source} if cache is None else {}
-        if mask is not None and not config.has_encoder:
-            seen = [row[begin : begin + max(counts)] for row, begin in zip(shown, at, strict=True)]
-            given["attention_mask"] = np.stack(seen)
-        elif mask is not None and cache is None:
-            given["attention_mask"] = mask
+        for name, rows in room.items():
+            given[name] = np.stack([row[begin : begin + max(counts)] for row, begin in zip(rows, at, strict=True)])
         ragged = np.array(counts) if len(set(counts)) > 1 else None
-        answer, cache = forward.step(chunk, cache, **given, counts=ragged)
-        said = as_numbers(answer)
+        answer, cache = forward.step(given.pop(tokens), cache, **given, counts=ragged)
+        given, said = {}, as_numbers(answer)
         for row, (begin, count) in enumerate(zip(at, counts, strict=True)):
             logits[row, begin : begin + count] = said[row, :count]
         at = at + counts
@@ -86,28 +84,28 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
     yield "1, 2, 3, then 3, 2, 1", [firsts, other, (1,) * rows]
 
 
-def cached(bench: Bench, claim: str, cases: Iterable[str], ways: list[tuple[str, Chunks]]) -> Iterator[Evidence]:
+def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[Evidence]:
+    """Compare the logits of each way to decode a case, the model `name` if given, with the full pass's."""
     dtype = bench.subject.dtype
-    for case in cases:
-        config, parameters, inputs, oracle = model(case)
-        forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
-        if not config.prefixes_agree:
-            why = "angles depend on the length" if config.mask_is_exact else f"{config.mask_value:g} hides nothing"
-            note = f"{why}: a cache is refused"
-            yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
-            continue
-        where = sees_something(config, inputs)
-        expected, budget = oracle.expected["logits"][where], oracle.budget("logits", dtype)
-        whole = as_numbers(forward.logits(**inputs)).astype(np.float64)[where]
-        for way, chunks in ways:
-            logits = stepped(forward, config, inputs, chunks)[where]
-            yield record.within(way, logits, expected, budget)
-            if dtype in WIDE and bench.subject.backend != REFERENCE:
-                error = float(np.abs(whole - expected).max())
-                beyond = np.abs(logits - expected).max() - error
-                # Products of other numbers of rows are other sums: their errors are as large, not the same.
-                allowed = error + oracle.noise(dtype)["logits"]
-                yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
+    config, parameters, inputs, oracle = model(name or case)
+    forward, record = bench.forward(config, parameters), bench.evidence(case)
+    if not config.prefixes_agree:
+        why = "angles depend on the length" if config.mask_is_exact else f"{config.mask_value:g} hides nothing"
+        note = f"{why}: a cache is refused"
+        yield record.exactly("cached", _is_refused(forward, config, inputs), False, "breaks", note)
+        return
+    where = sees_something(config, inputs)
+    expected, budget = oracle.expected["logits"][where], oracle.budget("logits", dtype)
+    whole = as_numbers(forward.logits(**inputs)).astype(np.float64)[where]
+    for way, chunks in ways:
+        logits = stepped(forward, config, inputs, chunks)[where]
+        yield record.within(way, logits, expected, budget)
+        if dtype in WIDE and bench.subject.backend != REFERENCE:
+            error = float(np.abs(whole - expected).max())
+            beyond = np.abs(logits - expected).max() - error
+            # Products of other numbers of rows are other sums: their errors are as large, not the same.
+            allowed = error + oracle.noise(dtype)["logits"]
+            yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
 
 
 def _is_refused(forward: Forward, config: TransformerConfig, inputs: Arrays) -> bool:
@@ -138,7 +136,8 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
 def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Decoded token by token or in uneven chunks, the logits are those of the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
-    yield from cached(bench, "decoding.chunks", [case for case in cases if case not in left_out], SOME)
+    for case in (case for case in cases if case not in left_out):
+        yield from cached(bench, case, SOME)
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
@@ -149,17 +148,19 @@ def single_row(bench: Bench) -> Iterator[Evidence]:
     where = sees_something(config, alone)
     logits = stepped(bench.forward(config, parameters), config, alone, [(2,), *[(1,)] * (LENGTH - 2)])[where]
     expected, budget = oracle.expected["logits"][:1][where], oracle.budget("logits", bench.subject.dtype)
-    yield bench.evidence("decoding.single_row", "translation").within("2, then 1 by 1", logits, expected, budget)
+    yield bench.evidence("translation").within("2, then 1 by 1", logits, expected, budget)
 
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[Evidence]:
     """Rows decoded by different numbers of tokens have the logits of the full forward pass."""
-    yield from cached(bench, "decoding.ragged_rows", ["notes-lm", "qwen3-next", "mamba2"], list(ragged(LENGTH, ROWS)))
+    for case in ("notes-lm", "qwen3-next", "mamba2"):
+        yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_chunking(bench: Bench) -> Iterator[Evidence]:
     """Every preset, cut into chunks in every way and row by row, has the logits of the full forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
-    yield from cached(bench, "decoding.every_chunking", [*PRESETS, *UNPADDED], ways)
+    for case in (*PRESETS, *UNPADDED):
+        yield from cached(bench, case, ways)

@@ -40,7 +40,7 @@ PRINTED_SHAPES = {
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def einsum(bench: Bench) -> Iterator[Evidence]:
     """Document 000's einsum examples agree exactly; its first printed line is a mistake of the document."""
-    record = bench.evidence("documents.einsum", "document 000")
+    record = bench.evidence("document 000")
     run = bench.harness.einsum
     for subscripts in ("ij,jk", "ij,jk->ik"):
         yield record.exactly(subscripts, run(subscripts, A, B), PRODUCT)
@@ -56,13 +56,13 @@ def einsum(bench: Bench) -> Iterator[Evidence]:
 def split_heads(bench: Bench) -> Iterator[Evidence]:
     """Document 003's `split_heads` example agrees exactly."""
     result = bench.function("attention.split_heads")(np.array([TOKENS], np.float32), 2)
-    yield bench.evidence("documents.split_heads", "document 003").exactly("heads", result, [HEADS])
+    yield bench.evidence("document 003").exactly("heads", result, [HEADS])
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def masks(bench: Bench) -> Iterator[Evidence]:
     """The masks that documents 000 and 003 print agree exactly."""
-    record = bench.evidence("documents.masks", "documents 000 and 003")
+    record = bench.evidence("documents 000 and 003")
     padding = bench.function("masks.padding_mask")(bench.function("masks.visible_keys")(np.array(PADDED), 0))
     yield record.exactly("src_mask", padding, np.array(PADDING)[:, None, None])
     yield record.exactly("future_mask(5)", bench.function("masks.causal_mask")(np.arange(5)[None], 5), [[FUTURE]])
@@ -77,7 +77,7 @@ def masked_columns(bench: Bench) -> Iterator[Evidence]:
     mask[..., -1], mask[..., 5] = False, False
     scores = bench.function("attention.attention_scores")(query, key, 5**-0.5)
     weights = bench.function("attention.attention_weights")(scores, mask, -1e9)
-    record = bench.evidence("documents.masked_columns", "document 003")
+    record = bench.evidence("document 003")
     for column in (-1, 5):
         yield record.exactly(f"weights[..., {column}]", weights[..., column], np.zeros((2, 1, 10)))
 
@@ -99,7 +99,7 @@ def printed_shapes(bench: Bench) -> Iterator[Evidence]:
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
-        record = bench.evidence("documents.printed_shapes", case)
+        record = bench.evidence(case)
         yield record.exactly("shape", result.shape, shape)
         yield record.oracle(oracle, "logits", result)
 
@@ -112,9 +112,4 @@ def full_size_passage(bench: Bench) -> Iterator[Evidence]:
         parameters = probe_parameters(config, 12)
         inputs = {"tokens": passage_tokens(config.vocab_size)[None, : config.max_length]}
         oracle = forward_oracle(config, parameters, inputs, neighbours=1)
-        forward = bench.forward(config, parameters)
-        taps = forward(**inputs)
-        record = bench.evidence("documents.full_size_passage", case)
-        for name in oracle.expected:
-            yield record.oracle(oracle, name, taps[name])
-        yield record.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")
+        yield from bench.evidence(case).forward(oracle, bench.forward(config, parameters), inputs)

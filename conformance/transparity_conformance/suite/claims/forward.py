@@ -1,22 +1,28 @@
-"""The whole forward pass, compared with the oracle: every tap by the traced path, the logits by the fast one."""
+"""The whole forward pass, compared with the oracle: presets, models of every family, and in low precision."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from transparity.config.probe_sizes import most_experts
+from transparity.presets import PRESETS
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.oracle.probes import Probe, probes
+from transparity_conformance.oracle.budgets import EVERY, HALF, rounded
+from transparity_conformance.oracle.cases import CASES, MODELS
+from transparity_conformance.oracle.oracle import forward_oracle
+from transparity_conformance.oracle.probes import Probe, probes, probes_of
 from transparity_conformance.report.comparison import Evidence, as_numbers, dtype_name
-from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.suite.claims import claim, each
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes that share a configuration and a shape, so that they share a compiled program."""
 
-HALF = ONE_SHAPE - {"hot"}
+OF_HALF = ONE_SHAPE - {"hot"}
 """Probes for half precision, which has no fractional digits left in scores of some thousands."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
@@ -28,7 +34,7 @@ them for all presets."""
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
     """Return the probes of a subject; uncompiled in float64 and float32, those of every shape."""
-    chosen = HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
+    chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
     compiles = bench.backend.modes[0] != "eager" and bench.subject.dtype == "float64"
@@ -37,18 +43,15 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
         yield from (probe for name, probe in probes(case).items() if name in chosen & shapes)
 
 
-def taps_agree(bench: Bench, claim: str, pattern: str) -> Iterator[Evidence]:
-    """Compare every tap whose name matches `pattern`, of every probe."""
-    for probe in probes_for(bench, bench.traced_cases):
-        record, taps = bench.evidence(claim, probe.case), bench.traced(probe)
-        for name in probe.oracle.expected:
-            if re.fullmatch(pattern, name):
-                yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
-
-
 def _about(name: str, pattern: str, says: str) -> None:
+    """Register the claim that every tap whose name matches `pattern` agrees, of every probe."""
+
     def check(bench: Bench) -> Iterator[Evidence]:
-        yield from taps_agree(bench, f"forward.{name}", pattern)
+        for probe in probes_for(bench, bench.traced_cases):
+            record, taps = bench.evidence(probe.case), bench.traced(probe)
+            for name in probe.oracle.expected:
+                if re.fullmatch(pattern, name):
+                    yield record.oracle(probe.oracle, f"{name} ({probe.name})", taps.get(name, np.empty(0)), name)
 
     check.__name__, check.__doc__ = name, says
     claim(compiled=True)(check)
@@ -75,24 +78,124 @@ for _name, _pattern, _says in (
 def fast_logits(bench: Bench) -> Iterator[Evidence]:
     """The logits by the fast path agree: fused attention, without taps."""
     for probe in probes_for(bench, bench.fast_cases):
-        record = bench.evidence("forward.fast_logits", probe.case)
-        yield record.oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
+        yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
 
 @claim(of_reference=True, compiled=True)
-def taps_are_complete(bench: Bench) -> Iterator[Evidence]:
+@each("traced_cases")
+def taps_are_complete(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
     """Exactly the contract's taps are there, in order, with their shapes and in the requested dtype."""
-    for case in bench.traced_cases:
-        probe = probes(case)["mixed"]
-        lengths = lengths_of(probe.config, probe.inputs)
-        shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
-        taps = bench.traced(probe)
-        record = bench.evidence("forward.taps_are_complete", case)
-        wrong = [
-            name for name in {*shapes, *taps} if name not in taps or shapes.get(name) != as_numbers(taps[name]).shape
-        ]
-        yield record.exactly("names and shapes", len(wrong), 0, note=", ".join(sorted(wrong)[:3]))
-        yield record.exactly("order", list(taps) == list(shapes), True)
-        other = [name for name, value in taps.items() if dtype_name(value) != bench.subject.dtype]
-        other += ["fast logits"] if dtype_name(bench.logits(probe)) != bench.subject.dtype else []
-        yield record.exactly("dtype", len(other), 0, note=", ".join(other[:3]))
+    lengths = lengths_of(probe.config, probe.inputs)
+    shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
+    taps = bench.traced(probe)
+    wrong = [name for name in {*shapes, *taps} if name not in taps or shapes.get(name) != as_numbers(taps[name]).shape]
+    yield record.exactly("names and shapes", len(wrong), 0, note=", ".join(sorted(wrong)[:3]))
+    yield record.exactly("order", list(taps) == list(shapes), True)
+    other = [name for name, value in taps.items() if dtype_name(value) != bench.subject.dtype]
+    other += ["fast logits"] if dtype_name(bench.logits(probe)) != bench.subject.dtype else []
+    yield record.exactly("dtype", len(other), 0, note=", ".join(other[:3]))
+
+
+FEW = (
+    *("llama", "qwen", "gemma", "olmo2", "gpt-j", "gpt-neox", "t5", "bart", "bert", "roberta", "modern-bert", "bloom"),
+    *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
+    *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
+)
+"""Families tested if every model is compiled: together they have all features that no preset has."""
+
+
+@functools.cache
+def mixed(case: str) -> Probe:
+    """Return the probe of a case that has every kind of row."""
+    return probes_of(MODELS[case], case)["mixed"]
+
+
+@claim(topic="families", quick=("float32",))
+def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
+    """Every tap and the fast logits of a model of each family agree; in half precision, in which rounding decides
+    between experts, of those without."""
+    for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
+        if bench.subject.dtype in HALF and most_experts(MODELS[case]):
+            continue
+        probe, record = mixed(case), bench.evidence(case)
+        forward = bench.forward(probe.config, probe.parameters)
+        yield from record.forward(probe.oracle, forward, probe.inputs)
+    # With as many keys as heads, one axis could be taken for the other.
+    probe, record = mixed("llama"), bench.evidence("llama")
+    inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
+    oracle = forward_oracle(probe.config, probe.parameters, inputs)
+    logits = bench.forward(probe.config, probe.parameters)(**inputs)["logits"]
+    yield record.oracle(oracle, "logits of as many tokens as heads", logits, "logits")
+
+
+HELD = [(weights, activations) for half in HALF for weights, activations in ((half, None), (None, half), (half, half))]
+
+RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
+
+
+@claim(
+    topic="precision",
+    dtypes=("float32",),
+    quick=("float32",),
+    cases=("notes-lm", "qwen3-next"),
+    all_cases=(*PRESETS, *RECURRENT),
+    all_in=("float32",),
+)
+def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """With weights, activations or both in half precision, every tap is within the rounding error of that precision."""
+    for case in cases:
+        probe = mixed(case) if case in CASES else probes(case)["mixed"]
+        for weights, activations in HELD:
+            # Rounded weights are merely other weights: only rounding during the computation may differ.
+            parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
+            oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
+            forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
+            dtype = f"{bench.subject.dtype}:{activations}" if activations else bench.subject.dtype
+            record = bench.evidence(f"{case}: weights {weights}, activations {activations}", dtype)
+            yield from record.forward(oracle, forward, probe.inputs)
+
+
+@claim(topic="precision", dtypes=EVERY, quick=())
+def taps_in_every_precision(bench: Bench) -> Iterator[Evidence]:
+    """Every tap and the logits of every preset agree in every precision."""
+    for probe in probes_for(bench, PRESETS):
+        record, logits = bench.evidence(probe.case), bench.logits(probe)
+        yield from record.taps(probe.oracle, bench.traced(probe), f"{{}} ({probe.name})")
+        yield record.oracle(probe.oracle, f"logits by the fast path ({probe.name})", logits, "logits")
+
+
+@claim(topic="precision", dtypes=("float32",), of_reference=True)
+def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
+    """Activations in half precision are not changed by rounding them to it once more."""
+    probe = probes("notes-lm")["mixed"]
+    for half in HALF:
+        if half in bench.backend.dtypes:
+            forward = bench.forward(probe.config, probe.parameters, activations=half)
+            record = bench.evidence(half)
+            for name, value in forward(**probe.inputs).items():
+                numbers = as_numbers(value)
+                yield record.exactly(name, numbers, rounded(numbers, half))
+
+
+@claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
+def decays_are_not_rounded(bench: Bench) -> Iterator[Evidence]:
+    """In half precision, the logarithm of a recurrence's decay is in float32: errors of it grow with the positions that
+    a state stays for."""
+    probe, half = mixed("qwen3-next"), bench.subject.dtype
+    record, taps = bench.evidence("qwen3-next"), bench.traced(probe)
+    for name in (name for name in probe.oracle.expected if name.endswith(".log_decay")):
+        numbers = as_numbers(taps[name])
+        yield record.exactly(name, (numbers != rounded(numbers, half)).any(), True)
+
+
+@claim(topic="precision", dtypes=("float32",), quick=())
+def subnormal_numbers(bench: Bench) -> Iterator[Evidence]:
+    """Values below float16's smallest normal number are rounded to its subnormal numbers, not to zero."""
+    probe = probes("notes-lm")["mixed"]
+    least = float(np.finfo(np.float16).smallest_normal)
+    parameters = {
+        name: value * np.float32(least / 8) if ".value." in name else value for name, value in probe.parameters.items()
+    }
+    oracle = forward_oracle(probe.config, parameters, probe.inputs)
+    taps = bench.forward(probe.config, parameters, activations="float16")(**probe.inputs)
+    yield from bench.evidence("values near float16's smallest", "float32:float16").taps(oracle, taps)

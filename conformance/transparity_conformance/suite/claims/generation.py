@@ -21,7 +21,7 @@ from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
-from transparity_conformance.suite.claims.families import mixed
+from transparity_conformance.suite.claims.forward import mixed
 
 ROWS, NEW, LONGEST = 3, 6, 4
 
@@ -51,12 +51,12 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
     return config, parameters, prompt, source
 
 
-def likeliest(bench: Bench, claim: str, case: str, model: Prompted) -> Iterator[Evidence]:
+def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[Evidence]:
     """Compare the logit of each token that a model generates with the largest."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)
-    record = bench.evidence(claim, case)
+    record = bench.evidence(case)
     errors, budget = behind(request, tokens, bench.subject.dtype)
     for step, error in enumerate(errors.T):
         yield record.within(f"token {1 + step}", error, np.zeros(ROWS), budget)
@@ -64,11 +64,19 @@ def likeliest(bench: Bench, claim: str, case: str, model: Prompted) -> Iterator[
     yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
 
 
+def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> Evidence:
+    """Compare the tokens that a model generates with the reference's."""
+    config, parameters, prompt, source = model
+    truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
+    tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)
+    return bench.evidence(case).exactly(where, tokens, truth)
+
+
 @claim(quick=("float64",), cases=("translation",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",))
 def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
     for case in cases:
-        yield from likeliest(bench, "generation.greedy", case, prompted(case))
+        yield from likeliest(bench, case, prompted(case))
 
 
 @claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))
@@ -81,10 +89,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]
             for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, every row ends at once
                 bias[config.eos_id] = push
                 changed = parameters | {"head.bias": bias.copy()}
-                truth = backend(REFERENCE)(config, changed).generate(prompt, NEW, source=source)
-                tokens = bench.forward(config, changed).generate(prompt, NEW, source=source)
-                record = bench.evidence("generation.stops_at_end_token", case)
-                yield record.exactly(f"tokens with {push:g} on <eos>", tokens, truth)
+                yield same_tokens(bench, case, (config, changed, prompt, source), f"tokens with {push:g} on <eos>")
 
 
 @claim(dtypes=("float64",))
@@ -94,7 +99,7 @@ def crops_context(bench: Bench) -> Iterator[Evidence]:
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
     whole, end = generate(prompt, 3), generate(prompt[:, -config.max_length :], 3)
-    record = bench.evidence("generation.crops_context", "notes-lm")
+    record = bench.evidence("notes-lm")
     yield record.exactly("new tokens", whole[:, -3:], end[:, -3:])
     yield record.exactly("prompt", whole[:, :-3], prompt)
 
@@ -112,7 +117,7 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
         next(i for i, total in enumerate(row) if total > draw) for row, draw in zip(cumulative, uniforms, strict=True)
     ]
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, uniforms)
-    record = bench.evidence("generation.sampled_tokens", "drawn logits")
+    record = bench.evidence("drawn logits")
     yield record.exactly("tokens", tokens, truth)
     highest = np.full(len(logits), np.nextafter(1, 0))  # which float32 rounds to 1
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, highest)
@@ -125,11 +130,8 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
 def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """A text sampled with shared draws is the same, token for token (document 001)."""
     for case in cases:
-        config, parameters, prompt, source = prompted(case)
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
-        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
-        tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, uniforms=uniforms)
-        yield bench.evidence("generation.sampling", case).exactly("tokens", tokens, truth)
+        yield same_tokens(bench, case, prompted(case), uniforms=uniforms)
 
 
 SAMPLINGS = {
@@ -165,37 +167,11 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("decoding.generation.filter_logits")(logits, sampling))
-        record = bench.evidence("generation.drawable", name)
+        record = bench.evidence(name)
         yield record.exactly("tokens", np.isfinite(result), np.isfinite(expected))
         left = np.where(np.isfinite(expected), expected, 0)
         budget = epsilon(bench.subject.dtype) * float(np.abs(left).max())
         yield record.within("logits", np.where(np.isfinite(result), result, 0), left, budget)
-
-
-def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence]:
-    for case in cases:
-        config, parameters, _, source = prompted(case)
-        if config.prefixes_agree:
-            random = np.random.default_rng(8)
-            prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
-            uniforms = random.random((ROWS, NEW))
-            forward, record = bench.forward(config, parameters), bench.evidence(claim, case)
-            filled_up = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, config.filling_id)
-            nothing_new = forward.generate(prompt, 0, lengths=lengths, source=source)
-            yield record.exactly("nothing new", nothing_new, filled_up)
-            for how, draws in (("greedy", None), ("drawn", uniforms)):
-                together = forward.generate(prompt, NEW, lengths=lengths, source=source, uniforms=draws)
-                for row, length in enumerate(lengths):
-                    one = slice(row, row + 1)
-                    alone = forward.generate(
-                        prompt[one, :length],
-                        NEW,
-                        source=None if source is None else source[one],
-                        uniforms=None if draws is None else draws[one],
-                    )
-                    filled = np.full(together.shape[1], config.filling_id)
-                    filled[: alone.shape[1]] = alone[0]
-                    yield record.exactly(f"row {row}, {how}", together[row], filled)
 
 
 @claim(
@@ -203,35 +179,49 @@ def _ragged(bench: Bench, claim: str, cases: Iterable[str]) -> Iterator[Evidence
 )
 def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
-    yield from _ragged(bench, "generation.ragged_prompts", cases)
+    for case in cases:
+        config, parameters, _, source = prompted(case)
+        if config.prefixes_agree:
+            random = np.random.default_rng(8)
+            prompt, lengths = random.integers(3, config.vocab_size, (ROWS, 3)), np.array([1, 3, 2])
+            uniforms = random.random((ROWS, NEW))
+            forward, record = bench.forward(config, parameters), bench.evidence(case)
+            filled_up = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, config.filling_id)
+            nothing_new = forward.generate(prompt, 0, lengths=lengths, source=source)
+            yield record.exactly("nothing new", nothing_new, filled_up)
+            for how, draws in (("greedy", None), ("drawn", uniforms)):
+                together = forward.generate(prompt, NEW, lengths=lengths, source=source, uniforms=draws)
+                for row, length in enumerate(lengths):
+                    given = {"source": source, "uniforms": draws}
+                    own: dict[str, Any] = {k: None if v is None else v[row : row + 1] for k, v in given.items()}
+                    alone = forward.generate(prompt[row : row + 1, :length], NEW, **own)
+                    filled = np.full(together.shape[1], config.filling_id)
+                    filled[: alone.shape[1]] = alone[0]
+                    yield record.exactly(f"row {row}, {how}", together[row], filled)
 
 
 @claim(dtypes=("float64",), quick=())
 def sampling_options(bench: Bench) -> Iterator[Evidence]:
     """A text sampled with shared draws is the same under every temperature, top-k and top-p."""
-    config, parameters, prompt, source = prompted("translation")
-    uniforms = np.random.default_rng(5).random((ROWS, NEW))
+    model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
-        given: dict[str, Any] = {"source": source, "uniforms": uniforms, "sampling": sampling}
-        truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, **given)
-        tokens = bench.forward(config, parameters).generate(prompt, NEW, **given)
-        yield bench.evidence("generation.sampling_options", name).exactly("tokens", tokens, truth)
+        yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
 
 
-def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
+def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
     for case in cases:
         config, parameters, prompt, source = prompted(case)
         if ending:
             parameters["head.bias"][config.eos_id] += ending
         forward, reference = bench.forward(config, parameters), backend(REFERENCE)(config, parameters)
         greedy = forward.generate(prompt, NEW, source=source)
-        yield bench.evidence(claim, case).exactly(
+        yield bench.evidence(case).exactly(
             "one beam is greedy", forward.beam_search(prompt, NEW, 1, source=source)[0], greedy
         )
         for beams, power in ((2, 0.0), (3, 0.0), (3, 0.8), (3, 3.0)):
             tokens, scores = forward.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
             truth, expected = reference.beam_search(prompt, NEW, beams, length_penalty=power, source=source)
-            record = bench.evidence(claim, case)
+            record = bench.evidence(case)
             yield record.exactly(f"tokens of {beams} beams, length penalty {power:g}", tokens, truth)
             asked = Request("beams", config, parameters, prompt, NEW, source, beams=beams, length_penalty=power)
             budget = true_scores(asked, truth).budget("scores", bench.subject.dtype)
@@ -241,9 +231,9 @@ def _beams(bench: Bench, claim: str, cases: Iterable[str], ending: float = 0.0) 
 @claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",))
 def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Beam search finds the same continuation, token for token, with the same score."""
-    yield from _beams(bench, "generation.beam_search", cases)
+    yield from _beams(bench, cases)
     for ending in ENDINGS:
-        yield from _beams(bench, "generation.beam_search", ["translation"], ending)
+        yield from _beams(bench, ["translation"], ending)
 
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
@@ -255,5 +245,4 @@ def ties_between_beams(bench: Bench) -> Iterator[Evidence]:
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)
     tokens, _ = bench.forward(config, parameters).beam_search(prompt, NEW, 3)
-    record = bench.evidence("generation.ties_between_beams", "notes-lm")
-    yield record.exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))
+    yield bench.evidence("notes-lm").exactly("tokens", tokens[:, 1:], np.zeros((ROWS, NEW)))

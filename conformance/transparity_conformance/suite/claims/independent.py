@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
-from transparity.taps import Tap
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
-from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.oracle.probes import probe_parameters, scoped_parameters
 from transparity_conformance.report.comparison import Evidence, as_numbers
 from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import Check, claim
-from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES
+from transparity_conformance.suite.claims import claim
+from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES, module_oracle
 from transparity_numpy.harness import module as reference_module
 
 CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
@@ -30,22 +30,7 @@ FLOAT32_SOFTMAX = "theirs takes its softmax in float32, whatever it is given"
 
 def part(config: TransformerConfig, scope: str) -> Arrays:
     """The drawn parameters below `scope`."""
-    whole = probe_parameters(config, 10)
-    return {name.removeprefix(scope): value for name, value in whole.items() if name.startswith(scope)}
-
-
-def module_oracle(
-    name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
-) -> Oracle:
-    """The oracle of a module of the reference; its result is called `result`."""
-
-    def run(values: Arrays, tap: Tap) -> None:
-        dtype = values["x"].dtype.name
-        module = reference_module(name, config, {key: values[key] for key in parameters}, dtype=dtype)
-        held = {key: values[key] for key in context}
-        tap("result", module(values["x"], **({"context": held} if held else {})))
-
-    return Oracle(run, parameters | {"x": x} | context)
+    return scoped_parameters(probe_parameters(config, 10), scope)
 
 
 def activations(length: int, seed: int) -> np.ndarray:
@@ -91,40 +76,36 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
         norm_first=config.norm_position == "pre",
         dtype=torch.float64,
     ).eval()
-    ours = {"self_attn": "self_attention.", "multihead_attn": "cross_attention."}
+    attentions = {"self_attn": "self_attention.", "multihead_attn": "cross_attention."}
     norms = ["self_attention_norm", "cross_attention_norm", "feed_forward_norm"]
     if "Encoder" in kind:
-        del ours["multihead_attn"], norms[1]
-    state = {f"{name}.{key}": v for name, scope in ours.items() for key, v in _packed(parameters, scope).items()}
+        del attentions["multihead_attn"], norms[1]
+    state = {f"{name}.{key}": v for name, scope in attentions.items() for key, v in _packed(parameters, scope).items()}
     renamed = {"linear1": "feed_forward.up", "linear2": "feed_forward.down"}
     renamed |= {f"norm{index}": norm for index, norm in enumerate(norms, 1)}
-    for name, our_name in renamed.items():
-        for leaf in ("weight", "bias"):
-            state[f"{name}.{leaf}"] = _tensor(parameters[f"{our_name}.{leaf}"])
+    leaves = itertools.product(renamed.items(), ("weight", "bias"))
+    state |= {f"{theirs}.{leaf}": _tensor(parameters[f"{ours}.{leaf}"]) for (theirs, ours), leaf in leaves}
     layer.load_state_dict(state)
     return layer
 
 
-def _held(
-    bench: Bench, claim: str, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
-) -> Evidence:
+def _agrees(bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = "") -> Evidence:
     """Record that the reference's float64 result is theirs, within the budget of their `dtype`."""
-    record = bench.evidence(f"independent.{claim}", case)
+    record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
 
 
-def of_reference(*needs: str) -> Callable[[Check], Check]:
-    """Register a claim about the reference alone, in float64, which needs the frameworks `needs` installed."""
-    return claim(dtypes=("float64",), of_reference=True, needs=needs)
+of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
+"""Registers a claim about the reference alone, which needs another framework."""
 
 
-@of_reference("torch")
+@of_reference(needs=("torch",))
 def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
     """`torch.nn.MultiheadAttention` has the same output and weights, with padding and causal masks."""
     import torch
 
-    parameters = part(CONFIG, "encoder.layers.0.self_attention.")
+    parameters = part(CONFIG, "encoder.layers.0.self_attention")
     theirs = torch.nn.MultiheadAttention(CONFIG.embed_dim, CONFIG.num_heads, batch_first=True, dtype=torch.float64)
     theirs.load_state_dict(_packed(parameters, ""))
     x, memory = activations(QUERIES, 1), activations(KEYS, 2)
@@ -135,61 +116,52 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
             {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
         )
         output, weights = theirs(*map(_tensor, (x, seen, seen)), **hidden, average_attn_weights=False)
-        yield _held(bench, "torch_multihead_attention", case, oracle, output)
-        taps: Arrays = {}
-        ours = reference_module("attention.CrossAttention", CONFIG, parameters)
-        ours(x.astype(float), context={"memory": seen.astype(float), "memory_mask": mask}, taps=taps)
-        record = bench.evidence("independent.torch_multihead_attention", case)
-        yield record.within("weights", taps["weights"], as_numbers(weights), oracle.budget("result", "float64"))
+        yield _agrees(bench, case, oracle, output)
+        budget = oracle.budget("result", "float64")
+        yield bench.evidence(case).within("weights", oracle.expected["weights"], as_numbers(weights), budget)
 
 
-@of_reference("torch")
+@of_reference(needs=("torch",))
 def torch_layers(bench: Bench) -> Iterator[Evidence]:
     """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with norms before and after."""
     for position in ("post", "pre"):
         config = dataclasses.replace(CONFIG, norm_position=position)
         x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
-        parameters = part(config, "encoder.layers.0.")
+        parameters = part(config, "encoder.layers.0")
         oracle = module_oracle("layers.EncoderLayer", config, parameters, x, mask=mask)
         theirs = _torch_layer("TransformerEncoderLayer", config, parameters)
         result = theirs(_tensor(x), src_key_padding_mask=_tensor(~mask[:, 0, 0]))
-        yield _held(bench, "torch_layers", f"encoder layer, {position}-norm", oracle, result)
-        parameters, causal = part(config, "decoder.layers.0."), np.tri(QUERIES, dtype=bool)[None, None]
+        yield _agrees(bench, f"encoder layer, {position}-norm", oracle, result)
+        parameters, causal = part(config, "decoder.layers.0"), np.tri(QUERIES, dtype=bool)[None, None]
         oracle = module_oracle(
             "layers.DecoderLayer", config, parameters, x, mask=causal, memory=memory, memory_mask=padding(KEYS)
         )
         theirs = _torch_layer("TransformerDecoderLayer", config, parameters)
         hidden = {"tgt_mask": _tensor(~causal[0, 0]), "memory_key_padding_mask": _tensor(~padding(KEYS)[:, 0, 0])}
-        yield _held(
-            bench,
-            "torch_layers",
-            f"decoder layer, {position}-norm",
-            oracle,
-            theirs(_tensor(x), _tensor(memory), **hidden),
-        )
+        yield _agrees(bench, f"decoder layer, {position}-norm", oracle, theirs(_tensor(x), _tensor(memory), **hidden))
 
 
-@of_reference("torch")
+@of_reference(needs=("torch",))
 def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
     """`torch.nn.LayerNorm` agrees on ordinary and on tiny activations."""
     import torch
 
-    parameters = part(CONFIG, "encoder.layers.0.self_attention_norm.")
+    parameters = part(CONFIG, "encoder.layers.0.self_attention_norm")
     theirs = torch.nn.LayerNorm(CONFIG.embed_dim, eps=CONFIG.norm_eps, dtype=torch.float64)
     theirs.load_state_dict({name: _tensor(value) for name, value in parameters.items()})
     for spread in (1.0, 1e-3):
         x = (spread * activations(QUERIES, 5)).astype(np.float32)
         oracle = module_oracle("normalization.Norm", CONFIG, parameters, x)
-        yield _held(bench, "torch_layer_norm", f"spread {spread:g}", oracle, theirs(_tensor(x)))
+        yield _agrees(bench, f"spread {spread:g}", oracle, theirs(_tensor(x)))
 
 
-@of_reference("torch")
+@of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
     """`torch.nn.BatchNorm1d` agrees in training and evaluation, but for its running variance, which is over n − 1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")
-    parameters = part(config, "encoder.layers.0.self_attention_norm.")
+    parameters = part(config, "encoder.layers.0.self_attention_norm")
     theirs = torch.nn.BatchNorm1d(
         config.embed_dim, eps=config.norm_eps, momentum=config.norm_momentum, dtype=torch.float64
     )
@@ -204,7 +176,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
         x = (activations(QUERIES, 20 + index) * (1 + index)).astype(np.float32)
         oracle = module_oracle("normalization.Norm", config, parameters, x)
         budget = oracle.budget("result", "float64")
-        record = bench.evidence("independent.torch_batch_norm", f"training batch {index}")
+        record = bench.evidence(f"training batch {index}")
         result = theirs(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
         yield record.within("result", ours(x.astype(float)), as_numbers(result), budget)
         state = ours.parameters()
@@ -220,10 +192,10 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
     theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
     oracle = module_oracle("normalization.Norm", config, final, x)
     result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
-    yield _held(bench, "torch_batch_norm", "evaluation", oracle, result)
+    yield _agrees(bench, "evaluation", oracle, result)
 
 
-@of_reference("torch")
+@of_reference(needs=("torch",))
 def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
     """`torch.nn.functional.cross_entropy` agrees, padding ignored."""
     from torch.nn import functional
@@ -232,17 +204,17 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
     logits, targets = (3 * random.normal(size=(4, 6, 9))).astype(np.float32), random.integers(0, 4, (4, 6))
     oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, pad_id=2)
     theirs = functional.cross_entropy(_tensor(logits).flatten(0, 1), _tensor(targets).flatten(), ignore_index=2)
-    yield _held(bench, "torch_cross_entropy", "padded targets", oracle, theirs)
+    yield _agrees(bench, "padded targets", oracle, theirs)
 
 
-@of_reference("flax", "jax")
+@of_reference(needs=("flax", "jax"))
 def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
     """`flax.nnx.MultiHeadAttention` agrees within float32's budget, in which it takes its softmax."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
-    parameters = part(CONFIG, "encoder.layers.0.self_attention.")
+    parameters = part(CONFIG, "encoder.layers.0.self_attention")
     heads, size = CONFIG.num_heads, CONFIG.head_dim
     x, memory, mask = activations(QUERIES, 6), activations(KEYS, 7), padding(KEYS)
     oracle = module_oracle("attention.CrossAttention", CONFIG, parameters, x, memory=memory, memory_mask=mask)
@@ -261,10 +233,10 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
         inputs = (jnp.asarray(array, jnp.float64) for array in (x, memory, memory))
         attend = nnx.jit(lambda module, *arrays: module(*arrays, mask=mask))
         result = np.asarray(attend(theirs, *inputs))
-    yield _held(bench, "flax_multi_head_attention", "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
+    yield _agrees(bench, "padding", oracle, result, "float32", FLOAT32_SOFTMAX)
 
 
-@of_reference("jax")
+@of_reference(needs=("jax",))
 def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
     """`jax.nn.dot_product_attention` agrees within float32's budget, in which it takes its softmax."""
     import jax
@@ -278,4 +250,4 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
     theirs = attend(query, key, value)
     merged = np.asarray(theirs).reshape(BATCH, QUERIES, -1)
-    yield _held(bench, "jax_dot_product_attention", "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)
+    yield _agrees(bench, "padding", oracle, merged, "float32", FLOAT32_SOFTMAX)

@@ -1,26 +1,48 @@
-"""One layer or feed-forward by itself, on drawn activations, so that no earlier layer affects it."""
+"""Parts of a layer by themselves, on drawn activations: layers, feed-forward, norms and recurrences."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from transparity.presets import PRESETS
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity.protocol import Module
 from transparity.taps import Tap
-from transparity_conformance.oracle.oracle import Arrays, Oracle
-from transparity_conformance.oracle.probes import probes, scoped_parameters
+from transparity_conformance.oracle.budgets import WIDE
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.oracle import each as named_parts
+from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, probes, scoped_parameters
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 from transparity_numpy.harness import module as reference_module
+from transparity_numpy.recurrent.recurrence import gated_delta_rule, state_space_rule
 
 # The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
-def part_agrees(bench: Bench, claim: str, case: str, module: str, scope: str, context: Arrays) -> Iterator[Evidence]:
+def module_oracle(
+    name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
+) -> Oracle:
+    """The oracle of a module of the reference, given `context` (masks, a memory): its taps, and its `result`."""
+
+    def run(values: Arrays, tap: Tap) -> None:
+        state, taps = {key: values[key] for key in parameters}, dict[str, Any]()
+        module = reference_module(name, config, state, dtype=values["x"].dtype.name)
+        named = {"context": {key: values[key] for key in context}} if context else {}
+        result = module(values["x"], **named, taps=taps)
+        for where, value in {**taps, "result": result}.items():
+            tap(where, value)
+
+    return Oracle(run, parameters | {"x": x} | context)
+
+
+def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[Evidence]:
     """Compare the part `scope` of the case's first layer, given drawn activations and `context` (masks, a memory), in
     its result and every tap."""
     probe = probes(case)["mixed"]
@@ -29,24 +51,13 @@ def part_agrees(bench: Bench, claim: str, case: str, module: str, scope: str, co
     length = QUERIES if stack == "decoder" and probe.config.has_encoder else KEYS
     x = np.random.default_rng(1).normal(size=(BATCH, length, probe.config.embed_dim)).astype(np.float32)
 
-    def run(arrays: Arrays, tap: Tap) -> None:
-        state = {name: arrays[name] for name in parameters}
-        dtype = arrays["x"].dtype.name
-        part = reference_module(module, probe.config, state, dtype=dtype)
-        taps: Arrays = {}
-        held = {name: arrays[name] for name in context}
-        result = part(arrays["x"], **({"context": held} if held else {}), taps=taps)
-        for name, value in (taps | {"result": result}).items():
-            tap(name, value)
-
-    oracle = Oracle(run, parameters | {"x": x} | context)
+    oracle = module_oracle(module, probe.config, parameters, x, **context)
     taps: Arrays = {}
     part = bench.module(module, probe.config, parameters)
     named: dict[str, Any] = {"context": context} if context else {}
     result, fast = part(x, **named, taps=taps), part(x, **named)
-    record = bench.evidence(claim, case)
-    for name in oracle.expected:
-        yield record.oracle(oracle, name, result if name == "result" else taps.get(name, np.empty(0)))
+    record = bench.evidence(case)
+    yield from record.taps(oracle, taps | {"result": result})
     yield record.oracle(oracle, "result by the fast path", fast, "result")
 
 
@@ -63,28 +74,183 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 @claim(harness=True)
 def encoder_layer(bench: Bench) -> Iterator[Evidence]:
     """One encoder layer agrees."""
-    for case, preset in PRESETS.items():
-        if preset.config.has_encoder:
+    for case, entry in PRESETS.items():
+        if entry.config.has_encoder:
             _, padding = _masks(KEYS, KEYS)
-            yield from part_agrees(bench, "layers.encoder_layer", case, "layers.EncoderLayer", "", {"mask": padding})
+            yield from part_agrees(bench, case, "layers.EncoderLayer", "", {"mask": padding})
 
 
 @claim(harness=True)
 def decoder_layer(bench: Bench) -> Iterator[Evidence]:
     """One decoder layer agrees, with and without a memory."""
-    for case, preset in PRESETS.items():
-        length = QUERIES if preset.config.has_encoder else KEYS
+    for case, entry in PRESETS.items():
+        length = QUERIES if entry.config.has_encoder else KEYS
         causal, memory_mask = _masks(length, KEYS)
         context = {"mask": causal}
-        if preset.config.has_encoder:
+        if entry.config.has_encoder:
             embed_dim = probes(case)["mixed"].config.embed_dim
             memory = np.random.default_rng(2).normal(size=(BATCH, KEYS, embed_dim)).astype(np.float32)
             context |= {"memory": memory, "memory_mask": memory_mask}
-        yield from part_agrees(bench, "layers.decoder_layer", case, "layers.DecoderLayer", "", context)
+        yield from part_agrees(bench, case, "layers.DecoderLayer", "", context)
 
 
 @claim(topic="feed_forward", harness=True)
 def module(bench: Bench) -> Iterator[Evidence]:
     """The feed-forward module agrees on drawn activations."""
     for case in PRESETS:
-        yield from part_agrees(bench, "feed_forward.module", case, "feed_forward.FeedForward", "feed_forward", {})
+        yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
+
+
+RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
+
+LENGTH, CUT = 131, 70
+"""More positions than two chunks have, and where the second call goes on: in the middle of one."""
+
+NAMES = ("query", "key", "value", "log_decay", "beta", "state")
+
+
+def _drawn() -> Arrays:
+    """Two rows of three heads; keys and queries of length 1, decays that leave something of the state, or little."""
+    random = np.random.default_rng(3)
+    query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
+    unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
+    numbers = random.normal(size=(2, 2, 3, LENGTH))
+    found = unit | {"value": random.normal(size=(2, 3, LENGTH, 7)), "state": random.normal(size=(2, 3, 5, 7))}
+    found |= {"log_decay": -np.exp(2 * numbers[0] - 2), "beta": 1 / (1 + np.exp(-numbers[1]))}
+    return {name: found[name].astype(np.float32) for name in NAMES}
+
+
+def _run(arrays: Arrays, tap: Tap) -> None:
+    for name, rule in RULES.items():
+        read, state = rule(*(arrays[name] for name in NAMES))
+        tap(f"read of {name}", read)
+        tap(f"state of {name}", state)
+
+
+@claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
+def steps(bench: Bench) -> Iterator[Evidence]:
+    """The rules of states give what they give step by step, over more positions than a chunk has, and where a second
+    call goes on from the state of the first."""
+    arrays = _drawn()
+    oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
+    *given, begun = (arrays[name] for name in NAMES)
+    for name in RULES:
+        rule = bench.function(f"recurrent.recurrence.{name}")
+        read, state = rule(*given, begun)
+        yield record.oracle(oracle, f"read of {name}", read)
+        yield record.oracle(oracle, f"state of {name}", state)
+        first, between = rule(*(x[:, :, :CUT] for x in given), begun)
+        second, state = rule(*(x[:, :, CUT:] for x in given), np.asarray(between))
+        whole = np.concatenate([np.asarray(first), np.asarray(second)], axis=2)
+        yield record.oracle(oracle, f"read of {name} in two calls", whole, f"read of {name}")
+        yield record.oracle(oracle, f"state of {name} after two calls", state, f"state of {name}")
+
+
+EMBED_DIM = 12
+EPS = 1e-5
+
+
+def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
+    """A batch (3, 5, 12) whose mean is not zero, with gains and biases."""
+    random = np.random.default_rng(seed)
+    x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
+    weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
+    return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
+
+
+def at_every_spread(bench: Bench, function: str) -> Iterator[Evidence]:
+    """Compare `function` on activations next to which eps is negligible, comparable, and dominant."""
+    for spread in (1.0, 1e-2, 1e-4, 30.0):
+        yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
+
+
+@claim(topic="normalization", harness=True)
+def layer(bench: Bench) -> Iterator[Evidence]:
+    """LayerNorm divides by the variance over n, with eps inside the root."""
+    yield from at_every_spread(bench, "normalization.layer_norm")
+
+
+@claim(topic="normalization", harness=True)
+def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
+    """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
+    yield from at_every_spread(bench, "normalization.layer_norm_unbiased")
+
+
+@claim(topic="normalization", harness=True)
+def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
+    """BatchNorm in evaluation uses its running statistics."""
+    for spread in (1.0, 1e-3):
+        arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
+        arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
+        yield bench.same(f"spread {spread:g}", "normalization.batch_norm", arrays, eps=EPS)
+
+
+@claim(topic="normalization", harness=True)
+def batch_statistics(bench: Bench) -> Iterator[Evidence]:
+    """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
+    arrays = {"x": norm_inputs(2)["x"]}
+    oracle = function_oracle("normalization.batch_statistics", arrays)
+    for name, value in named_parts(bench.function("normalization.batch_statistics")(*arrays.values())):
+        yield bench.evidence("drawn").oracle(oracle, name, value)
+
+
+@claim(topic="normalization", harness=True)
+def batch_training(bench: Bench) -> Iterator[Evidence]:
+    """BatchNorm in training normalises by the batch and updates its running statistics."""
+    config = preset("translation").resized(embed_dim=EMBED_DIM)
+    config = type(config)(**(config.as_dict() | {"norm": "batch"}))
+    parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
+    batches = {f"batch {index}": norm_inputs(index, 1 + index)["x"] for index in range(4)}
+
+    def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
+        dtype = arrays["weight"].dtype.name
+        state = {name: arrays[name] for name in parameters}
+        norm = reference_module("normalization.Norm", config, state, dtype=dtype)
+        tap("before", norm(arrays["batch 0"]))
+        norm.use_batch_statistics()
+        for name in batches:
+            tap(name, norm(arrays[name]))
+            for statistic in ("running_mean", "running_var"):
+                tap(f"{statistic} after {name}", norm.parameters()[statistic])
+
+    oracle = Oracle(run, parameters | batches)
+    norm = bench.module("normalization.Norm", config, parameters)
+    record = bench.evidence("four batches")
+    yield record.oracle(oracle, "before", norm(batches["batch 0"]))
+    norm.use_batch_statistics()
+    for name, batch in batches.items():
+        yield record.oracle(oracle, name, norm(batch))
+        for statistic in ("running_mean", "running_var"):
+            yield record.oracle(oracle, f"{statistic} after {name}", norm.parameters()[statistic])
+
+
+@claim(topic="normalization", dtypes=WIDE, harness=True)
+def model_in_training(bench: Bench) -> Iterator[Evidence]:
+    """A whole model in training agrees at every tap, and in the running statistics after two batches."""
+    for norm_position in ("pre", "post"):
+        config = preset("translation").resized()
+        changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
+        changes["embedding_norm"] = norm_position == "pre"
+        config = TransformerConfig(**(config.as_dict() | changes))
+        parameters, batches = probe_parameters(config, 6), [mixed_inputs(config, seed) for seed in (0, 1)]
+        oracle = Oracle(functools.partial(_train, config, batches), parameters)
+        model = bench.module("transformer.Transformer", config, parameters)
+        yield from bench.evidence(f"{norm_position}-norm").taps(oracle, dict(_trained(model, batches)))
+
+
+def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays, tap: Tap) -> None:
+    dtype = next(iter(parameters.values())).dtype.name
+    for name, value in _trained(reference_module("transformer.Transformer", config, parameters, dtype=dtype), batches):
+        tap(name, value)
+
+
+def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
+    """Return the taps of each batch in training, and the running statistics after each."""
+    model.use_batch_statistics()
+    for index, batch in enumerate(batches):
+        taps: Arrays = {}
+        tokens: dict[str, Any] = {**batch}
+        yield f"logits of batch {index}", model(**tokens, taps=taps)
+        yield from ((f"{name} of batch {index}", value) for name, value in taps.items())
+        state = model.parameters()
+        yield from ((f"{name} after batch {index}", state[name]) for name in state if "running" in name)

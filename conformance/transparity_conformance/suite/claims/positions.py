@@ -28,7 +28,7 @@ def relative_buckets(bench: Bench) -> Iterator[Evidence]:
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
         for both in (False, True):
-            record = bench.evidence("positions.relative_buckets", f"{buckets} buckets up to {farthest}, both {both}")
+            record = bench.evidence(f"{buckets} buckets up to {farthest}, both {both}")
             truth = [_bucket(int(distance), buckets, farthest, both) for distance in distances]
             yield record.exactly("buckets", bucket_of(distances, buckets, farthest, both=both), truth)
 
@@ -51,8 +51,7 @@ def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
     """The slopes of 1 to 33 heads are those of ALiBi's authors, computed in float64 for every dtype."""
     slopes = bench.function("positions.alibi_slopes")
     for heads in range(1, 34):
-        record = bench.evidence("positions.alibi_slopes", f"{heads} heads")
-        yield record.within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
+        yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
 
 
 def _slopes(heads: int) -> list[float]:
@@ -69,14 +68,13 @@ def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
     frequencies = bench.function("positions.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":
-            record = bench.evidence("positions.rotary_frequencies", name)
-            yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
+            yield bench.evidence(name).within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
     for truncate, original in ((True, 64), (False, 64), (True, 300)):
         config = dataclasses.replace(CASES["yarn"], rotary_truncate=truncate, rotary_original_length=original)
-        record = bench.evidence("positions.rotary_frequencies", f"yarn from {original}, truncated {truncate}")
+        record = bench.evidence(f"yarn from {original}, truncated {truncate}")
         yield record.within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
     config = CASES["phi3"]
-    record = bench.evidence("positions.rotary_frequencies", "phi3 beyond the original length")
+    record = bench.evidence("phi3 beyond the original length")
     short = dataclasses.replace(config, rotary_short_factors=config.rotary_long_factors)
     yield record.within("frequencies", frequencies(config, beyond=True), _frequencies(short), FEW_ULPS)
 
@@ -132,7 +130,7 @@ def sinusoidal(bench: Bench) -> Iterator[Evidence]:
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]
         # An angle is rounded before its sine is taken, so an ulp of the largest angle is what float64 can promise.
         budget = RULES["float64"].floor * epsilon("float64") * length
-        record = bench.evidence("embeddings.sinusoidal", f"{length}×{size}")
+        record = bench.evidence(f"{length}×{size}")
         yield record.within("positions", table(length, size), truth, budget)
         halves = [row[::2] + row[1::2] for row in truth]
         yield record.within("sines, then cosines", table(length, size, 10_000.0, "halves"), halves, budget)
@@ -148,7 +146,7 @@ def causal(bench: Bench) -> Iterator[Evidence]:
     for length in (1, 2, 7):
         truth = [[key <= query for key in range(length)] for query in range(length)]
         mask = causal_mask(np.arange(length)[None], length)
-        yield bench.evidence("masks.causal", f"length {length}").exactly("mask", mask, [[truth]])
+        yield bench.evidence(f"length {length}").exactly("mask", mask, [[truth]])
 
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
@@ -158,7 +156,7 @@ def padding(bench: Bench) -> Iterator[Evidence]:
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]
         mask = padding_mask(visible_keys(TOKENS, pad_id))
-        yield bench.evidence("masks.padding", f"pad_id {pad_id}").exactly("mask", mask, truth)
+        yield bench.evidence(f"pad_id {pad_id}").exactly("mask", mask, truth)
 
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
@@ -169,4 +167,4 @@ def target(bench: Bench) -> Iterator[Evidence]:
     both = [[[[past[q][k] and row[k] != 0 for k in range(4)] for q in range(4)]] for row in TOKENS.tolist()]
     for kind, truth in (("causal", [[past]]), ("causal-and-padding", both)):
         mask = target_mask(np.arange(4)[None], TOKENS != 0, kind)
-        yield bench.evidence("masks.target", kind).exactly("mask", mask, truth)
+        yield bench.evidence(kind).exactly("mask", mask, truth)

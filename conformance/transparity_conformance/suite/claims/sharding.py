@@ -24,7 +24,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import Evidence
 from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import claim, decoding, differentiation, generation, optimization
+from transparity_conformance.suite.claims import claim, decoding, generation, training
 from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 ROWS = 5
@@ -40,7 +40,7 @@ OTHER_HEADS = {"bloom", "bart"}
 """Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
 
 
-def _with_heads(config: TransformerConfig) -> TransformerConfig:
+def _divisible(config: TransformerConfig) -> TransformerConfig:
     """Return `config` with heads that every number of ranks divides, those of a recurrence too."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
@@ -48,7 +48,7 @@ def _with_heads(config: TransformerConfig) -> TransformerConfig:
 
 
 ALL = {
-    name: config if name in OTHER_HEADS else _with_heads(config)
+    name: config if name in OTHER_HEADS else _divisible(config)
     for name, config in ({name: preset(name).resized() for name in PRESETS} | CASES).items()
 }
 
@@ -89,7 +89,7 @@ def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterat
         if compiles and index % TIMES != index // TIMES % TIMES:
             continue
         data, tensor = map(int, mesh.split(" × "))
-        yield case, name, bench.over(data, tensor)
+        yield case, name, bench.over(data, tensor).about(bench.claim)
 
 
 @functools.cache
@@ -106,18 +106,17 @@ def forward(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Every tap and the logits of a sharded model agree, for every configuration, with uneven rows and vocabularies."""
     for case, name, over in _benches(bench, cases, few=True):
         config, parameters, inputs, oracle = model(name)
-        record, sharded = bench.evidence("sharding.forward", case), over.forward(config, parameters)
+        record, sharded = bench.evidence(case), over.forward(config, parameters)
         taps = sharded(**inputs)
         yield record.exactly("names of taps", sorted(taps) == sorted(oracle.expected), True)
-        for tap, value in taps.items():
-            yield record.oracle(oracle, tap, value)
+        yield from record.taps(oracle, taps)
         yield record.oracle(oracle, "logits by the fast path", sharded.logits(**inputs), "logits")
 
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     """Of a case with one layer to a stack, and its parameters."""
-    config = dataclasses.replace((ALL | differentiation.HARD_TO_REACH)[case], num_encoder_layers=1)
+    config = dataclasses.replace((ALL | training.HARD_TO_REACH)[case], num_encoder_layers=1)
     config = dataclasses.replace(config, num_decoder_layers=min(config.num_decoder_layers, 1))
     parameters = probe_parameters(config, 6)
     inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
@@ -137,8 +136,7 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     different numbers of tokens."""
     for case, name, over in _benches(bench, cases):
         ours, parameters = derivatives(name)
-        for item in differentiation.gradients_agree(over, "sharding.gradients", name, ours, parameters):
-            yield dataclasses.replace(item, case=case)
+        yield from training.gradients_agree(over, case, ours, parameters)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
@@ -146,11 +144,11 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end, also after a forward
     pass; the model itself does not change."""
     for case, name, over in _benches(bench, cases):
-        (config, training), oracle = optimization.CASES[name], optimization.oracle_of(name)
-        batches, parameters = optimization.batches(config), probe_parameters(config, 6)
-        record, sharded = bench.evidence("sharding.ten_steps", case), over.forward(config, parameters)
+        (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
+        batches, parameters = training.batches(config), probe_parameters(config, 6)
+        record, sharded = bench.evidence(case), over.forward(config, parameters)
         before = sharded.logits(tokens=batches[0]["tokens"])
-        losses, learned = sharded.train(batches, training)
+        losses, learned = sharded.train(batches, how)
         yield record.exactly("every parameter", sorted([*learned, "losses"]) == sorted(oracle.expected), True)
         for where, actual in {"losses": np.array(losses), **learned}.items():
             yield record.oracle(oracle, where, actual)
@@ -161,16 +159,14 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Decoding in chunks, with a cache that is sharded as the heads are, has the logits of the full forward pass."""
     for case, name, over in _benches(bench, cases):
-        for item in decoding.cached(over, "sharding.decoding_with_a_cache", [name], decoding.SOME):
-            yield dataclasses.replace(item, case=case)
+        yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
 def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
     """Generation over ranks takes the likeliest token, with a cache and beyond it."""
     for case, name, over in _benches(bench, cases):
-        asked = generation.prompted(name, HEADS)
-        yield from generation.likeliest(over, "sharding.greedy_generation", case, asked)
+        yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
@@ -183,5 +179,4 @@ def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
             save_parameters(path, parameters)
             assert isinstance(over.backend, RemoteBackend)
             sharded = over.backend.from_file(config, path, bench.subject.dtype)
-        record = bench.evidence("sharding.checkpoint", case)
-        yield record.oracle(oracle, "logits", sharded.logits(**inputs))
+        yield bench.evidence(case).oracle(oracle, "logits", sharded.logits(**inputs))

@@ -41,15 +41,15 @@ class RemoteBackend:
 
     def __call__(self, config: TransformerConfig, parameters: Arrays, **how: Any) -> RemoteForward:
         how.pop("mode", None)  # a mesh has one
-        return self._made(_build, config, dict(parameters), how)
+        return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
         """Build a model from a safetensors file; `{rank}` in its name is the number of a process."""
-        return self._made(_open, config, path, dtype)
+        return self._made("from_file", config, path, dtype)
 
-    def _made(self, task: Callable[..., Any], *given: Any) -> RemoteForward:
+    def _made(self, method: str, *given: Any, **how: Any) -> RemoteForward:
         ranks, handle = launched(self.parts), next(HANDLES)
-        ranks.do(task, handle, self.mesh, *given)
+        ranks.do(_make, handle, self.mesh, method, given, how)
         return RemoteForward(ranks, handle)
 
 
@@ -79,17 +79,14 @@ def _agreed(method: str, answers: list[Any]) -> Any:
     return results[0][1]
 
 
-def _build(state: State, handle: int, mesh: tuple[int, int], config: TransformerConfig, *given: Any) -> None:
+def _make(
+    state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
+) -> None:
+    """Make a model by the backend over a mesh, or by a method of it, whose file may be each rank's."""
     backend = _backend(state, mesh)
     if backend.takes_part:
-        parameters, how = given
-        state.objects[handle] = backend(config, parameters, **how)
-
-
-def _open(state: State, handle: int, mesh: tuple[int, int], config: TransformerConfig, path: str, dtype: str) -> None:
-    backend = _backend(state, mesh)
-    if backend.takes_part:
-        state.objects[handle] = backend.from_file(config, path.format(rank=state.rank), dtype)
+        own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)
+        state.objects[handle] = getattr(backend, method)(*own, **how)
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:

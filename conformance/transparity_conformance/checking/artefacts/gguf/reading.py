@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity.limits.files import file_size
-from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.report.text import reason
 from transparity_conformance.running.loading import LoadError
 
@@ -32,7 +32,7 @@ class Tensor:
     def numbers(self) -> np.ndarray:
         """Its numbers in float32; raises `LoadError` for a type that cannot be dequantised."""
         try:
-            found = call_stranger(gguf.dequantize, self.data, self.kind)
+            found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:
             raised = reason(error.__cause__ or error)
             raise LoadError(f"{self.name} has the type {self.kind.name}, which gguf cannot read: {raised}.") from None
@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Open a file; raises `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
-        opened: GgufFile = call_stranger(_read, path)
+        opened: GgufFile = call_port(_read, path)
         return opened
     except PortCallError as error:
         raise LoadError(f"{path} cannot be read as a GGUF file: {reason(error.__cause__ or error)}.") from None

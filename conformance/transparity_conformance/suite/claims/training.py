@@ -1,0 +1,227 @@
+"""The loss, its gradients and the steps of optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, preset
+from transparity.taps import lengths_of
+from transparity.training import Training, dropout_masks
+from transparity_conformance.oracle.budgets import EVERY, WIDE
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives
+from transparity_conformance.oracle.differentiation.gradients import training_oracle
+from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
+from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.suite.claims import claim, each
+from transparity_numpy.harness import function as reference_function
+
+
+def loss_agrees(
+    bench: Bench, case: str, logits: np.ndarray, targets: np.ndarray, expected: float, **named: Any
+) -> Evidence:
+    """Compare the backend's loss with the number expected."""
+    oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
+    result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
+    return bench.evidence(case).within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
+
+
+@claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
+def cross_entropy(bench: Bench) -> Iterator[Evidence]:
+    """The loss is the mean of −log softmax at the targets that are not padding, as written out."""
+    random = np.random.default_rng(0)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for pad_id in (0, 4, None):
+        surprises = [
+            math.log(sum(math.exp(x) for x in row)) - row[token]
+            for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True)
+            if token != pad_id
+        ]
+        expected = sum(surprises) / len(surprises)
+        yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
+    # Frameworks mark ignored targets by a number of their own, -100 or 100: no token may be confused with it.
+    logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
+    logits[0, 0, 100] = 3
+    expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
+    yield loss_agrees(bench, "128 tokens", logits, targets, expected, pad_id=None)
+
+
+@claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
+def label_smoothing(bench: Bench) -> Iterator[Evidence]:
+    """The loss with label smoothing is the sum over the vocabulary, as written out, padding ignored."""
+    random = np.random.default_rng(1)
+    logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
+    targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
+    for share in (0.1, 0.5, 1.0):
+        surprises = []
+        for row, token in zip(logits.reshape(-1, 7).tolist(), targets.flatten().tolist(), strict=True):
+            aims = [share / 7 + (1 - share) * (other == token) for other in range(7)]
+            whole = math.log(sum(math.exp(x) for x in row))
+            surprises += [sum(aim * (whole - x) for aim, x in zip(aims, row, strict=True))] * (token != 0)
+        case, expected = f"label_smoothing {share}", sum(surprises) / len(surprises)
+        yield loss_agrees(bench, case, logits, targets, expected, pad_id=0, label_smoothing=share)
+
+
+@claim(topic="loss", compiled=True)
+@each("fast_cases")
+def model_loss(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+    """The loss of a model on padded targets agrees."""
+    targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
+    loss = reference_function("training.loss.cross_entropy")
+    expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)
+    # A mean of differences of logits has at most the error of two logits.
+    budget = 2 * probe.oracle.budget("logits", bench.subject.dtype)
+    result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
+    yield record.within("loss", result, expected, budget)
+
+
+_TRANSLATION, _NOTES = preset("translation").resized(), preset("notes-lm").resized()
+
+HARD_TO_REACH: dict[str, TransformerConfig] = {
+    "batch": dataclasses.replace(_TRANSLATION, norm="batch"),
+    "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
+    "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
+}
+"""Models in training that normalise by the batch, and one whose encoder is not read by any layer: its gradients are
+zero."""
+
+
+@functools.cache
+def derivatives(case: str) -> tuple[Derivatives, Arrays]:
+    """Of a preset, or another case, with few layers, and its parameters."""
+    config = (CASES | HARD_TO_REACH).get(case) or preset(case).resized()
+    layers = min(config.num_decoder_layers, 2 if case == "notes-lm" else 1)
+    config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
+    parameters = probe_parameters(config, 6)
+    return Derivatives(config, parameters, mixed_inputs(config), training=config.norm == "batch"), parameters
+
+
+def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
+    """Compare every gradient of the backend's model with derivatives along drawn directions."""
+    forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
+    _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
+    actual, record = ours.along(gradients), bench.evidence(case)
+    yield record.exactly("parameters that have a gradient", sorted(gradients) == sorted(ours.expected), True)
+    for name, expected in ours.expected.items():
+        budget = ours.budget(name, bench.subject.dtype)
+        yield record.within(name, actual.get(name, np.empty(0)), expected, budget)
+
+
+OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
+FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
+"""The cases of families if every model is compiled."""
+
+
+@claim(
+    topic="differentiation",
+    dtypes=WIDE,
+    quick=("float32",),
+    cases=("notes-lm",),
+    all_cases=[*PRESETS, *HARD_TO_REACH, *OF_FAMILIES],
+    all_in=("float64",),
+)
+def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """The gradient of the loss by every parameter of a model is its derivative by the complex step."""
+    left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
+    for case in cases:
+        if case not in left_out:
+            yield from gradients_agree(bench, case, *derivatives(case))
+
+
+RATE = 0.3
+
+
+@functools.cache
+def dropped(case: str) -> tuple[Derivatives, Arrays]:
+    """A preset with few layers and a rate of dropout, with masks; and its parameters."""
+    config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
+    parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
+    lengths = lengths_of(config, inputs)
+    batch = len(inputs[config.input_names[0]])
+    masks = dropout_masks(config, np.random.default_rng(9), batch, **lengths)
+    return Derivatives(config, parameters, inputs, masks=masks), parameters
+
+
+@claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
+def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """With shared dropout masks the gradients of the loss are its derivatives by the complex step."""
+    for case in cases:
+        yield from gradients_agree(bench, case, *dropped(case))
+
+
+STEPS = 10
+
+# Some gradients are longer than `max_norm` and some are not; `eps` is large enough to be missed.
+TRAININGS = {
+    "sgd": Training("sgd", learning_rate=0.1),
+    "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),
+    "adam": Training("adam", learning_rate=0.01, eps=1e-5),
+    "adam, warmed up": Training("adam", learning_rate=0.05, warmup_steps=4),
+    "adamw": Training("adamw", learning_rate=0.01, weight_decay=0.1),
+    "adamw, clipped and warmed up": Training(
+        "adamw", learning_rate=0.05, eps=1e-5, weight_decay=0.1, max_norm=1.2, warmup_steps=4
+    ),
+}
+
+# The reference differentiates by a forward pass for each parameter, so there are few.
+CONFIG = preset("notes-lm").resized(
+    embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
+)
+
+TRAINED = {name: (CONFIG, training) for name, training in TRAININGS.items()}
+TRAINED["sgd, normalised by the batch"] = (dataclasses.replace(CONFIG, norm="batch"), TRAININGS["sgd"])
+
+RECURRENCES = CONFIG.with_sizes(
+    num_decoder_layers=2,
+    layer_types=("delta", "state"),
+    layer_overrides={"delta": {"mixer": "gated-delta"}, "state": {"mixer": "state-space"}},
+    recurrent_heads=4,
+    recurrent_key_heads=2,
+    recurrent_key_dim=2,
+    recurrent_value_dim=2,
+    convolution_width=2,
+)
+TRAINED["adamw, of recurrences"] = (RECURRENCES, TRAININGS["adamw"])
+
+
+@functools.cache
+def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
+    random = np.random.default_rng(3)
+    drawn = random.integers(0, config.vocab_size, (STEPS, 3, 5))
+    return tuple({"tokens": tokens[:, :-1], "targets": tokens[:, 1:]} for tokens in drawn)
+
+
+@functools.cache
+def oracle_of(case: str) -> Oracle:
+    config, training = TRAINED[case]
+    return training_oracle(config, probe_parameters(config, 6), batches(config), training)
+
+
+@claim(
+    topic="optimization",
+    dtypes=WIDE,
+    quick=("float32",),
+    cases=("adamw, clipped and warmed up",),
+    all_cases=TRAINED,
+    all_in=WIDE,
+)
+def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+    """Ten steps of an optimizer have the losses, and end at the parameters, of the reference's steps."""
+    for case in cases:
+        (config, training), oracle = TRAINED[case], oracle_of(case)
+        record = bench.evidence(case)
+        model = bench.forward(config, probe_parameters(config, 6))
+        losses, parameters = model.train(batches(config), training)
+        yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
+        for where, actual in {"losses": np.array(losses), **parameters}.items():
+            yield record.oracle(oracle, where, actual)

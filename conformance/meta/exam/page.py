@@ -17,7 +17,7 @@ from meta.exam.bug import exam
 from meta.exam.kept import Row, judgements
 from meta.exam.rules import RULES
 from meta.exam.scores import TARGETS, rule_scores, scores
-from meta.pool.judge import Share
+from meta.trial import Share
 
 PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
 

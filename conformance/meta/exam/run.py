@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from meta.edits import PoolError
 from meta.exam.bug import exam
 from meta.exam.rules import LONG, SHORT, failed
 from meta.pool import patching
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check

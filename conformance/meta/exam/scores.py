@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meta.exam.rules import RULES
-from meta.pool.judge import Judged, Share
+from meta.pool.judge import Judged
+from meta.trial import Share, share
 
 TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins left alone": 1.0}
 
@@ -22,7 +23,7 @@ def scores(found: Sequence[Judged]) -> list[Share]:
         "right line": [each.line for each in wrong if each.line is not None],
         "controls and twins left alone": [not each.detected for each in right],
     }
-    return [Share(title, sum(marks), len(marks), TARGETS.get(title, 0.0)) for title, marks in counts.items()]
+    return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
 
 
 def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
@@ -30,7 +31,7 @@ def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
 
-    def share(says: str, name: str, of: Sequence[Judged]) -> Share:
-        return Share(says, sum(name in each.rules for each in of), len(of))
+    def failing(name: str, of: Sequence[Judged]) -> Share:
+        return share(RULES[name].says, [name in each.rules for each in of])
 
-    return {name: (share(rule.says, name, wrong), share(rule.says, name, right)) for name, rule in RULES.items()}
+    return {name: (failing(name, wrong), failing(name, right)) for name in RULES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from inspect import Parameter, Signature
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -19,7 +20,7 @@ from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, d
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer
 
-MOST = 6
+MOST_DEPARTURES = 6
 
 WORDS = {
     "encoder": "enc",
@@ -145,61 +146,26 @@ def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarr
     return value.reshape(len(value), -1, 3) if name.startswith("encoder.") and "convolution.weight" in name else value
 
 
-class Seeing(Module):
-    def forward(self, image: Tensor) -> Tensor:
-        return self.core.run(pixels=image)
-
-
-class Lone(Module):
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.core.run(tokens=tokens)
-
-
-class Masked(Module):
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(tokens=tokens, attention_mask=attention_mask)
-
-
-class Typed(Module):
-    def forward(self, tokens: Tensor, token_types: Tensor) -> Tensor:
-        return self.core.run(tokens=tokens, token_types=token_types)
-
-
-class MaskedAndTyped(Module):
-    def forward(self, tokens: Tensor, token_types: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(tokens=tokens, token_types=token_types, attention_mask=attention_mask)
-
-
-class Translating(Module):
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.core.run(source=source, target=target)
-
-
-class MaskedTranslating(Module):
-    def forward(self, source: Tensor, target: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(source=source, target=target, attention_mask=attention_mask)
-
-
-KINDS = {
-    (True, False, False): Translating,
-    (True, True, False): MaskedTranslating,
-    (False, False, False): Lone,
-    (False, True, False): Masked,
-    (False, False, True): Typed,
-    (False, True, True): MaskedAndTyped,
-}
-
-
 def module(config: TransformerConfig, seed: int = 0) -> Module:
-    """The module of a configuration."""
-    if config.reads_pixels:
-        return Seeing(config, seed)
-    masked, typed = (name in config.further_inputs for name in ("attention_mask", "token_types"))
-    return KINDS[config.architecture == "encoder-decoder", masked, typed](config, seed)
+    """The module of a configuration, whose `forward` takes the inputs by name; a mask may be left out."""
+    names = {"image" if name == "pixels" else name: name for name in config.input_names}
+    names |= {name: name for name in ("token_types", "attention_mask") if name in config.further_inputs}
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    for name in names:
+        default = None if name == "attention_mask" else Parameter.empty
+        parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    signature = Signature(parameters)
+
+    def forward(*given: Any, **named: Any) -> Tensor:
+        self, *values = signature.bind(*given, **named).args
+        return self.core.run(**dict(zip(names.values(), values, strict=False)))
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return type("Drawn", (Module,), {"forward": forward})(config, seed)
 
 
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
-    """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts.
+    """A template and a configuration with its own sizes and up to `MOST_DEPARTURES` fields changed, each of which acts.
 
     What `fit` does not find yet is left out: layers that differ in their positions, experts (of Qwen3-Next, the
     feed-forwards are dense here), attention without a norm, a transform in front of the head, and some scalings of
@@ -210,7 +176,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
     template = template_of(name)
     sized = (_sized(template, dice) for _ in range(1000))
     config = next(config for config in sized if config is not None)
-    wanted = dice.randint(0, MOST)
+    wanted = dice.randint(0, MOST_DEPARTURES)
     fields = [field for field in FIELD_TYPES if field not in SKIPPED | SIZES]
     for _ in range(50):
         if len(differences(config, template)) >= wanted:

@@ -1,4 +1,4 @@
-"""Measure what listening costs: `python -m meta.listening.cost [--size probe|gpt2] [--framework pytorch|jax|numpy]`.
+"""The pool `listening`: what listening costs.
 
 One GPT-2 in each framework, at a probe's size and at 12 layers with 128 positions: the time of its own eager pass, of a
 pass that is listened to, and the bytes of the values that were recorded beside those of the taps. A listened pass may
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from meta.trial import Measure
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.listening.listen import listen
@@ -138,20 +139,25 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=SIZES)
-    parser.add_argument("--framework", choices=FRAMEWORKS)
-    asked = parser.parse_args()
-    for size in [asked.size] if asked.size else SIZES:
-        for framework in [asked.framework] if asked.framework else FRAMEWORKS:
-            found = cost(framework, size)
-            print(  # noqa: T201
-                f"{size} {framework}: eager {found.eager:.4f} s, listened {found.listened:.4f} s "
-                f"({found.listened / found.eager:.1f} ×), {found.operations} operations, {found.recorded / 1e6:.1f} MB "
-                f"recorded ({found.recorded / found.taps:.1f} × the taps), {'within' if found.is_within else 'BEYOND'}"
-            )
+@dataclasses.dataclass(frozen=True)
+class CostTrial:
+    """A framework at a size."""
+
+    size: str
+    framework: str
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.framework}"
+
+    def run(self) -> dict[str, Any]:
+        found = cost(self.framework, self.size)
+        ratios = {"times": found.listened / found.eager, "times_the_taps": found.recorded / found.taps}
+        return {**dataclasses.asdict(found), **ratios, "is_within": found.is_within}
 
 
-if __name__ == "__main__":
-    main()
+def trials(options: argparse.Namespace) -> list[CostTrial]:
+    """Every framework at each size."""
+    return [CostTrial(size, framework) for size in SIZES for framework in FRAMEWORKS]
+
+
+MEASURES = (Measure("within three eager passes and 2 s", lambda _, answer: answer["is_within"], 1.0),)

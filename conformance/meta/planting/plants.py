@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meta.edits import edited, rows
 from meta.planting.planted import file_path
+from meta.pool.bug import edited, rows
 
 WORDS = ("pytorch", "flax")
 """Columns for which a row may have words of its own."""

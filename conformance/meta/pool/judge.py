@@ -10,11 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from meta.pool.bug import Bug, View
+from meta.trial import Answer, Share
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
-
-Answer = Mapping[str, Any]
-"""A report as JSON values: verdict, error, faults, audit and notes; files of the port are relative to its folder."""
 
 Fault = Mapping[str, Any]
 """One divergence of an answer."""
@@ -23,7 +21,7 @@ Way = Literal["", "verdict", "error", "audit"]
 
 
 def answer_of(report: Report, folder: Path) -> dict[str, Any]:
-    """The parts of a report that are judged; `folder` has the files of the port."""
+    """The parts of a report that are judged, as JSON values; `folder` has the files of the port, which are relative."""
     audit = report.audit
     found: list[tuple[str, str]] = []
     if audit is not None:
@@ -246,24 +244,6 @@ def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]
     return [bug for bug in found if bug in at_line or not any(bug.causes == other.causes for other in at_line)]
-
-
-@dataclass(frozen=True)
-class Share:
-    """How many of how many, and which part has to be right."""
-
-    title: str
-    right: int
-    of: int
-    target: float = 0.0
-
-    @property
-    def is_reached(self) -> bool:
-        return self.right >= self.target * self.of
-
-    def __str__(self) -> str:
-        target = f" (wanted {self.target:.0%})" if self.target else ""
-        return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
 
 
 Right = Callable[[Bugs, Answer], bool]

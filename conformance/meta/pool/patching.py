@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from meta.edits import PoolError
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, PoolError
 
 
 class PatchedFinder(importlib.abc.MetaPathFinder):

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from meta.edits import PoolError
 from meta.pool import judge
-from meta.pool.bug import Bug, read, text_of
+from meta.pool.bug import Bug, PoolError, read, text_of
 from meta.pool.judge import MEASURES, Measure
 from meta.pool.port import CASES, FILES, differ, is_right, modules_with, pool, probes_called
 from meta.pool.trials import (

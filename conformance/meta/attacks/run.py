@@ -64,9 +64,9 @@ def is_let_through(answer: Answer) -> bool:
 
 def subject(attack: Attack) -> dict[str, Any]:
     """The configuration of an attack, as arguments of `check`."""
-    if attack.on in PRESETS and not attack.fields:
-        return {"preset": attack.on}
-    return {"config": dataclasses.replace(CASES[attack.on], **dict(attack.fields))}
+    if attack.case in PRESETS and not attack.fields:
+        return {"preset": attack.case}
+    return {"config": dataclasses.replace(CASES[attack.case], **dict(attack.fields))}
 
 
 def _causes(report: Any) -> Iterator[str]:

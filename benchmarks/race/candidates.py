@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -108,8 +107,10 @@ def _runtime(name: str, module: str, needs: str, kinds: tuple[str, ...], **field
 
 
 def _limit(name: str, tasks: tuple[Kind, ...] = _GRADIENTS, **fields: Any) -> Candidate:
-    library, function = name.partition(" ")[0], re.sub("[ ,]+", "_", name)
-    return Candidate(name, (LIMIT,), (library,), f"benchmarks.race.limits:{function}", tasks=tasks, **fields)
+    library, kind = name.partition(",")[0].split()
+    choices = {"library": "packed" if name.endswith("packed") else library}
+    build = f"benchmarks.race.limits:{kind}"
+    return Candidate(name, (LIMIT,), (library,), build, tasks=tasks, choices=choices, **fields)
 
 
 CANDIDATES: tuple[Candidate, ...] = (

@@ -39,10 +39,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of answers; `right` returns None of an answer that does not count, and may return (right, of)."""
+    """A share of answers; `judge` returns None of an answer that does not count, and may return (right, of)."""
 
     title: str
-    right: Callable[[Any, Answer], bool | tuple[int, int] | None]
+    judge: Callable[[Any, Answer], bool | tuple[int, int] | None]
     target: float = 0.0
 
 
@@ -52,11 +52,11 @@ def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
     return Share(title, sum(counted), len(counted), target)
 
 
-def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
+def shares(measures: Iterable[Any], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
     """Return the share of every measure that has something to count."""
     result = []
     for measure in measures:
-        marks = [mark for mark in (measure.right(*each) for each in found) if mark is not None]
+        marks = [mark for mark in (measure.judge(*each) for each in found) if mark is not None]
         pairs = [mark if isinstance(mark, tuple) else (mark, 1) for mark in marks]
         result += [Share(measure.title, *map(sum, zip(*pairs, strict=True)), measure.target)] if pairs else []
     return result

@@ -46,7 +46,7 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
     """The row of a bug with a new judgement."""
     bug = exam()[name]
-    judgement = {key: value for key, value in now.as_dict().items() if key in JUDGED}
+    judgement = {key: value for key, value in vars(now).items() if key in JUDGED}
     told = {key: getattr(bug, key) for key in TOLD}
     first = judgement if before is None else before["first"]
     return {**told, "rules": list(now.rules), "seconds": now.seconds, **judgement, "first": first}

@@ -14,18 +14,10 @@ from typing import Any
 import numpy as np
 
 from meta.pool.bug import Bug, PoolError, View, lines_with
-from meta.pool.judge import (
-    MEASURES,
-    Measure,
-    answer_of,
-    bugs_named,
-    is_line,
-    names,
-    says,
-    shares_of_drafts,
-)
+from meta.pool.judge import DRAFTED, MEASURES, answer_of, bugs_named, is_line, names, says
 from meta.pool.port import CASES, VIEWS, all_act, changed, modules_with, pool, port_with
 from meta.trial import Answer, Share
+from meta.trial import shares as counted
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import tap_shapes
@@ -247,32 +239,14 @@ def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
 Answered = Sequence[tuple[Trial, Answer]]
 
 
-def counted(measure: Measure, found: Answered) -> list[tuple[Trial, Answer]]:
-    """The answers that a measure counts."""
-    return [(trial, x) for trial, x in found if measure.counts(trial.kind, trial.view) and x["verdict"] != "inert"]
-
-
-def is_wrong(measure: Measure, trial: Trial, answer: Answer) -> bool:
-    """Return whether an answer is wrong for a measure; a crash always is."""
-    return bool(answer["error"]) or not measure.right(trial.bugs, answer)
-
-
 def shares(found: Answered) -> list[Share]:
     """The shares of right answers, of measures that have something to count."""
-    by_measure = [(measure, counted(measure, found)) for measure in MEASURES]
-    result = [
-        Share(measure.title, sum(not is_wrong(measure, *each) for each in of), len(of), measure.target)
-        for measure, of in by_measure
-        if of
-    ]
-    drafts = [(trial.bugs, x) for trial, x in found if trial.kind == "draft" and "draft" in x]
-    return result + (shares_of_drafts(drafts) if drafts else [])
+    return counted((*MEASURES, *DRAFTED), found)
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
     """The titles of the measures that find an answer wrong."""
-    of = [measure for measure in MEASURES if counted(measure, [(trial, answer)])]
-    return [measure.title for measure in of if is_wrong(measure, trial, answer)]
+    return [measure.title for measure in MEASURES if measure.judge(trial, answer) is False]
 
 
 def line_of(trial: Trial, answer: Answer) -> str:

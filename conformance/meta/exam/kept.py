@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from meta.exam.bug import exam, twins_by_bug
+from meta.page import DOCS
 from meta.pool.judge import Judged, judged
 
-FILE = Path(__file__).parents[3] / "docs/exam.json"
+FILE = DOCS / "exam.json"
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
 """What is kept of a bug's table, for the page."""

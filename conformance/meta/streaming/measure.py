@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from meta.page import DOCS, table, write_part
 from meta.streaming.folder import llama, write
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probes_with
-
-DOCS = Path(__file__).parents[3] / "docs"
 
 SIZES = {
     "124 million": llama(12, 768, 2048, 12, 4, 32_000),
@@ -101,8 +100,6 @@ def activations(config: Any, positions: int = 72) -> int:
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Both tables, in Markdown."""
-    from meta.exam.page import table  # late, for what is measured should not import so much
-
     found, lines, more = rates(rows), [], []
     for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
         config = SIZES[row["size"]]
@@ -116,13 +113,6 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["", "billion parameters", "layers", "processor seconds", "by the fit", "peak memory, GB"]
     beyond = table(["", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
     return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
-
-
-def write_between(begin: str, end: str, found: str) -> None:
-    """Replace what is between two marks in docs/scale.md."""
-    before, _, after = (DOCS / "scale.md").read_text(encoding="utf-8").partition(begin)
-    text = before + begin + found + "\n" + end + after.partition(end)[2]
-    (DOCS / "scale.md").write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Console().print_json(json.dumps(rows[-1]), indent=None)
     rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
     file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    write_between("<!-- sizes: written by meta.streaming.measure -->\n", "<!-- end of sizes -->", page(rows))
+    write_part("scale.md", "sizes", page(rows))
 
 
 if __name__ == "__main__":

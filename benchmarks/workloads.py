@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -95,6 +95,36 @@ class Workload:
     def from_dict(cls, fields: dict[str, Any]) -> Workload:
         """The workload that `as_dict` wrote."""
         return cls(**fields | {"config": TransformerConfig.from_dict(fields["config"])})
+
+
+Run = Callable[[], Any]
+"""Do the whole task once and return its computed result: logits, tokens (with those of the prompt), or the losses
+before each step of training."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload with its weights and inputs, and where to compute it."""
+
+    workload: Workload
+    parameters: Arrays
+    inputs: Arrays
+    folder: str
+    """A folder for files of the workload that candidates share."""
+    device: str = "cpu"
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.workload.config
+
+    @property
+    def tokens(self) -> Arrays:
+        """The arguments of a peer: `tokens`, of which it computes the logits, and the `source` if there is one."""
+        named = {"tokens": self.inputs[self.config.input_names[-1]]}
+        return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
+
+
+Build = Callable[[Task], Run]
 
 
 def parameters_of(workload: Workload) -> Arrays:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.race.timing import seconds
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
 """(m, k, n) of the matrix products that are tried; the fastest is the limit."""

@@ -58,7 +58,8 @@ def shares(measures: Iterable[Any], found: Sequence[tuple[Any, Answer]]) -> list
     for measure in measures:
         marks = [mark for mark in (measure.judge(*each) for each in found) if mark is not None]
         pairs = [mark if isinstance(mark, tuple) else (mark, 1) for mark in marks]
-        result += [Share(measure.title, *map(sum, zip(*pairs, strict=True)), measure.target)] if pairs else []
+        right, of = (sum(numbers) for numbers in zip(*pairs, strict=True)) if pairs else (0, 0)
+        result += [Share(measure.title, right, of, measure.target)] if pairs else []
     return result
 
 

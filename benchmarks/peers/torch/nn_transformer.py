@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from benchmarks.peers.skeleton import LEAVES, by_block, kind_of
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig

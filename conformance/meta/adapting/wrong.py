@@ -17,7 +17,7 @@ from typing import Any
 from meta.adapting.catalogue import FILES, PORTS
 from meta.adapting.measure import adapted
 from meta.pool.bug import edited, rows
-from meta.trial import Measure
+from meta.trial import Answer, Measure
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
@@ -81,4 +81,8 @@ def trials(options: argparse.Namespace) -> list[WrongTrial]:
     return [WrongTrial(**bug) for bug in BUGS]
 
 
-MEASURES = [Measure(kind, lambda _, answer, kind=kind: answer["kind"] == kind) for kind in KINDS]
+def _came_to(kind: str) -> Callable[[WrongTrial, Answer], bool]:
+    return lambda _, answer: answer["kind"] == kind
+
+
+MEASURES = [Measure(kind, _came_to(kind)) for kind in KINDS]

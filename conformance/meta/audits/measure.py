@@ -40,13 +40,6 @@ RIGHT = {
 }
 """The families that each loader reads."""
 
-HEADS = {
-    "AutoModel": ("bert", "roberta", "xlm-roberta"),
-    "AutoModelForSeq2SeqLM": ("bart", "marian", "t5"),
-    "AutoModelForMaskedLM": ("distilbert", "modernbert"),
-}
-"""The models of transformers, by family; of all others, `AutoModelForCausalLM`."""
-
 Load = Callable[[str], Any]
 
 
@@ -92,8 +85,12 @@ class Right:
         return f"{self.loader}, {self.family}"
 
     def run(self) -> dict[str, Any]:
-        is_own = self.loader in RIGHT
-        return checked(load_port(f"{FOLDER / self.loader}.py:load") if is_own else published(self.family), self.family)
+        if self.loader in RIGHT:
+            return checked(load_port(f"{FOLDER / self.loader}.py:load"), self.family)
+        with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+            warnings.simplefilter("ignore")
+            from meta.exam.subjects.hub import named as published
+        return checked(published, self.family)
 
 
 PLANTED = tuple(
@@ -113,28 +110,14 @@ def checked(load: Load, family: str) -> dict[str, Any]:
 
 def named(audit: Audit | None) -> list[str]:
     """The fields and tensors at which an audit found a fault."""
-    return [each.name for each in (*audit.fields, *audit.tensors) if each.outcome in CAUSES] if audit else []
+    found: list[Any] = [*audit.fields, *audit.tensors] if audit else []
+    return [each.name for each in found if each.outcome in CAUSES]
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
     """The names that the audit tells, without the check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
-
-
-def published(family: str) -> Load:
-    """The loader of transformers, which has every family."""
-    with warnings.catch_warnings():  # its warnings while it is imported are not about this project
-        warnings.simplefilter("ignore")
-        import transformers
-    transformers.logging.disable_progress_bar()
-    kind = next((kind for kind, families in HEADS.items() if family in families), "AutoModelForCausalLM")
-    model = getattr(transformers, kind)
-
-    def load(folder: str) -> Any:
-        return model.from_pretrained(folder)
-
-    return load
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import transparity_conformance
 from meta.exam import run
 from meta.exam.bug import exam, twins_by_bug
-from meta.exam.scores import scores
+from meta.exam.rules import scores
 from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import Judged, judged
 from meta.trial import Answer, Share

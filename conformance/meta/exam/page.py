@@ -15,8 +15,7 @@ from typing import Any
 from meta.exam import kept
 from meta.exam.bug import exam
 from meta.exam.kept import Row, judgements
-from meta.exam.rules import RULES
-from meta.exam.scores import TARGETS, rule_scores, scores
+from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import table, with_part
 from meta.trial import Share
 

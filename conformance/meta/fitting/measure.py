@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +67,11 @@ def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[obje
         return differ, {}
     listed = {name: pair for name, pair in differ.items() if name in made.untold}
     others = {name: pair[0] for name, pair in differ.items() if name not in listed}
-    unread = {name for name in others if computes_the_same(found, _with(found, name, others))}
+    unread = {name for name in others if computes_the_same(found, _drawn_again(found, name, others))}
     return {name: differ[name] for name in others if name not in unread}, listed
 
 
-def _with(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
+def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
     """`config` with the drawn value of a field, or, where that alone is impossible, those of all fields."""
     for fields in ({name: drawn_values[name]}, drawn_values):
         try:
@@ -91,14 +92,12 @@ def trials(options: argparse.Namespace) -> list[FittingTrial]:
     return [FittingTrial(seed, options.float32) for seed in seeds]
 
 
+def _with(number: int) -> Callable[[FittingTrial, Answer], bool | None]:
+    return lambda _, answer: is_found(answer) if answer["departures"] == number else None
+
+
 MEASURES = [
     Measure("found", lambda _, answer: is_found(answer), WANTED),
     Measure("found in every field", lambda _, answer: is_found(answer) and not answer["untold"]),
-    *(
-        Measure(
-            f"found, with {number} departures",
-            lambda _, answer, number=number: is_found(answer) if answer["departures"] == number else None,
-        )
-        for number in range(MOST_DEPARTURES + 1)
-    ),
+    *(Measure(f"found, with {number} departures", _with(number)) for number in range(MOST_DEPARTURES + 1)),
 ]

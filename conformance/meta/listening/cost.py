@@ -20,6 +20,7 @@ import numpy as np
 from meta.trial import Measure
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -28,20 +29,8 @@ from transparity_conformance.oracle.probes import probe_parameters
 PASSES, SECONDS = 3, 2.0
 """The target: at most this many eager passes, and this much besides."""
 
-GPT2 = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=50257,
-    max_length=128,
-    embed_dim=768,
-    num_heads=12,
-    num_decoder_layers=12,
-    feed_forward_dim=3072,
-    norm_position="pre",
-    final_norm=True,
-    activation="gelu",
-    tied_head=True,
-    head_bias=False,
-)
+SMALL: dict[str, Any] = {"target_vocab_size": 50257, "max_length": 128, "num_decoder_layers": 12}
+GPT2 = example_config("gpt2").resized(**SMALL, embed_dim=768, num_heads=12, feed_forward_dim=3072)
 
 SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
 """The configuration, the rows and the length."""

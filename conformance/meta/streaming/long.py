@@ -13,8 +13,7 @@ import time
 from rich.console import Console
 
 from meta.page import table, write_part
-from meta.streaming.folder import llama
-from meta.streaming.measure import in_new_process, peak_memory, size_of
+from meta.streaming.measure import in_new_process, llama, peak_memory, size_of
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach.long import long_probes

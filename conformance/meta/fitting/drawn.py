@@ -56,7 +56,7 @@ SCALINGS = ("none", "linear", "llama3")
 
 
 class Drawn(Model):
-    """The independent port with a batch norm, and the precision of its parameters."""
+    """The independent port with convolutions and a batch norm as modules have them, in its parameters' precision."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,26 +66,6 @@ class Drawn(Model):
     def dtype(self, value: torch.dtype) -> None:
         pass
 
-    def run(self, **given: Any) -> Tensor:
-        if "pixels" not in given:
-            return super().run(**given)
-        x, _ = self.encode(given["pixels"])
-        real = torch.ones(x.shape[:2], dtype=torch.bool)
-        return self.head(self.pooled(x, real, real) if self.c.is_pooled else x)
-
-    def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
-        if not (self.c.reads_pixels or self.c.reads_frames):
-            return super().encode(ids, mask, types)
-        x = self.patches(ids) if self.c.reads_pixels else self.audio(ids)
-        own = self.c.for_stack("encoder")
-        if own.positions == "learned":
-            x = x + self.p["encoder.position_embedding.weight"][own.position_offset :][: x.shape[1]]
-        elif own.positions == "sinusoidal":
-            x = x + self.sinusoids(x.shape[1]).to(x.dtype)
-        x = self.norm("encoder.embedding_norm", x) if self.c.embedding_norm else x
-        real = self.padding(torch.ones(x.shape[:2], dtype=torch.bool))
-        return self.layers("encoder", x, torch.arange(x.shape[1])[None], real), real
-
     def patches(self, pixels: Tensor) -> Tensor:
         """Patches by a convolution, behind the class token."""
         at, size = "encoder.patch_projection", self.c.patch_size
@@ -94,10 +74,10 @@ class Drawn(Model):
         token = [self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1)] if self.c.class_token else []
         return torch.cat([*token, x], 1)
 
-    def audio(self, frames: Tensor) -> Tensor:
+    def frames(self, mel: Tensor) -> Tensor:
         """Frames by two convolutions."""
-        assert frames.shape[-1] == self.c.num_frames, "another length"
-        x = frames
+        assert mel.shape[-1] == self.c.num_frames, "another length"
+        x = mel
         for name, stride in (("first", 1), ("second", 2)):
             at = f"encoder.{name}_convolution"
             x = F.gelu(F.conv1d(x, self.p[f"{at}.weight"], self.p[f"{at}.bias"], stride, 1))

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Generic
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
-from meta.fuzz.strategies import Draw, Hostile, T
+from meta.fuzz.strategies import QUIETLY, Draw, Hostile, T
 from meta.trial import Answer, Measure
 from transparity_conformance.oracle.backends import installed
 
@@ -64,14 +64,7 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
     found: list[Outcome] = []
 
     @seed(number)
-    @settings(
-        max_examples=inputs,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
+    @settings(QUIETLY, max_examples=inputs, phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False)
     @given(st.data())
     def try_one(data: st.DataObject) -> None:
         def draw(strategy: st.SearchStrategy[T], /) -> T:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 
 from meta.mutation.mutants import Mutant, mutants
 from meta.planting.planted import REFERENCE_COLUMN, as_reference, caught, file_path, harness_beside, planted, topic
+from meta.pool.bug import rows
 from meta.trial import Measure
 from transparity.presets import PRESETS
 from transparity.protocol import Backend
@@ -32,7 +32,6 @@ from transparity_conformance.report.comparison import as_numbers, difference
 from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.claims.generation import NEW, ROWS, SAMPLINGS, prompted
 
-LIST = Path(__file__).with_name("equivalents.toml")
 SEARCHES = ((2, 0.0), (3, 0.8))
 """Numbers of beams, each with a length penalty."""
 
@@ -56,7 +55,7 @@ class Equivalent:
 @functools.cache
 def equivalents() -> tuple[Equivalent, ...]:
     """Every entry of the list, in its order."""
-    listed = tomllib.loads(LIST.read_text())["equivalent"]
+    listed = rows(Path(__file__).with_name("equivalents.toml"), "equivalent")
     return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 
+from meta.fuzz.strategies import QUIETLY
 from meta.pool.bug import edited, rows
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend, Harness, ShardedHarness
@@ -170,14 +171,7 @@ def _leave(state: State) -> None:
 def drawn_catches(build: Backend) -> bool:
     """Return whether some drawn configuration shows a disagreement."""
 
-    @settings(
-        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUIETLY, max_examples=EXAMPLES.get(build.name, (60, 200))[1], derandomize=True)
     @given(models())
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         assert all(item.agrees for item in drawn_evidence(build, *model, mode="eager"))

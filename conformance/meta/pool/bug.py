@@ -20,10 +20,14 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. Keys outside all tables are defaults for every row."""
+    """Return the rows of a table. What is outside all tables of rows are defaults for every row; `config` is merged."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    shared = {name: value for name, value in tables.items() if not isinstance(value, list | dict)}
-    return [shared | row for row in tables[table]]
+    are_rows = [
+        name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)
+    ]
+    shared = {name: value for name, value in tables.items() if name not in are_rows}
+    merged = {"config": shared["config"]} if "config" in shared else {}
+    return [shared | row | {name: value | row.get(name, {}) for name, value in merged.items()} for row in tables[table]]
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
@@ -182,13 +186,10 @@ LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 def read(path: Path) -> list[Bug]:
     """Return the bugs of a TOML file. Fields outside the `bug` tables are defaults for every bug."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    shared = {name: value for name, value in tables.items() if name != "bug"}
-    return [_bug(path.stem, shared, row) for row in tables["bug"]]
+    return [_bug(path.stem, row) for row in rows(path, "bug")]
 
 
-def _bug(group: str, shared: Mapping[str, Any], row: Mapping[str, Any]) -> Bug:
-    given = {**shared, **row, "config": {**shared.get("config", {}), **row.get("config", {})}}
+def _bug(group: str, given: dict[str, Any]) -> Bug:
     name, subject = given.pop("id", ""), given.pop("subject", group)
     single = [{key: given.pop(key) for key in ("old", "new", "nth") if key in given}]
     hunks = tuple(given.pop("hunks", [each for each in single if each]))

@@ -43,27 +43,24 @@ class Case:
 
 
 _PLANS = {
-    "tensor": ("notes-lm", "llama", "one-key-head", "windows", "alibi", "relative"),
-    "tensor_taps": ("notes-lm", "llama"),
-    "columns": ("notes-lm", "llama", "relative"),
-    "padded": ("notes-lm", "alibi"),
-    "sequence": ("notes-lm", "one-key-head", "alibi"),
-    "stages": ("notes-lm", "windows", "alibi"),
-    "everywhere": ("llama",),
-    "rows": ("notes-lm", "windows", "relative"),
-    "tensor_learning": ("notes-lm",),
-    "columns_learning": ("notes-lm",),
-    "padded_learning": ("notes-lm",),
-    "sequence_learning": ("notes-lm",),
-    "rows_learning": ("notes-lm",),
-    "dropping_learning": ("notes-lm",),
+    "tensor": "notes-lm llama one-key-head windows alibi relative",
+    "tensor_taps": "notes-lm llama",
+    "columns": "notes-lm llama relative",
+    "padded": "notes-lm alibi",
+    "sequence": "notes-lm one-key-head alibi",
+    "stages": "notes-lm windows alibi",
+    "everywhere": "llama",
+    "rows": "notes-lm windows relative",
 }
+"""The configurations of each plan."""
+_LEARNING = ("tensor", "columns", "padded", "sequence", "rows", "dropping")
+_PLANS |= {f"{plan}_learning": "notes-lm" for plan in _LEARNING}
 
 RIGHT = tuple(
     Case(plan, config, ranks)
     for ranks in (2, 4, 3)
     for plan, configs in _PLANS.items()
-    for config in configs
+    for config in configs.split()
     if ranks != 3 or plan in ("tensor", "columns", "stages", "rows")
 )
 

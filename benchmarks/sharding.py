@@ -13,14 +13,14 @@ import re
 import statistics
 import sys
 import tempfile
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.environment import cores, processor, versions
+from benchmarks.environment import cores, memory, processor, versions
 from rich.console import Console
 from rich.table import Table
 
@@ -80,7 +80,7 @@ def measured(
     warm, others = build(tiny, initialize_parameters(tiny)), _drawn(tiny)
     warm.logits(**others[0])
     warm.train([others[1]], TRAINING)
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     forward: Any = build(config, load_parameters(path)) if mesh is None else build.from_file(config, path)
     held = _held(forward)
     Path("/proc/self/clear_refs").write_text("5")  # from here on counts the peak
@@ -88,7 +88,7 @@ def measured(
         _seconds(lambda: forward.ready(forward.logits(**inputs))),
         _seconds(lambda: forward.train([batch], TRAINING)),
     )
-    return *seconds, held, _memory("VmHWM") - before
+    return *seconds, held, memory("VmHWM") - before
 
 
 def measure(name: str, config: TransformerConfig = CONFIG) -> list[Figures]:
@@ -125,12 +125,7 @@ def _over(state: State, mesh: tuple[int, int]) -> Any:
 def _seconds(run: Callable[[], Any]) -> float:
     """Return the median time of a call, after a first one."""
     run()
-    times = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS))
 
 
 def _held(forward: Any) -> int:
@@ -140,12 +135,6 @@ def _held(forward: Any) -> int:
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     values = [getattr(value, "_local_tensor", value) for value in forward.model.parameters()]
     return sum(value.numel() * value.element_size() for value in values)
-
-
-def _memory(name: str) -> int:
-    """Return a line of this process's status, in bytes (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import math
 import time
-from collections.abc import Callable
+import timeit
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def cost(framework: str, size: str) -> Cost:
     model = Model(config, probe_parameters(config), importlib.import_module(FRAMEWORKS[framework]))
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))
     model(tokens)
-    eager = min(_seconds(lambda: model(tokens)) for _ in range(PASSES))
+    eager = min(timeit.repeat(lambda: model(tokens), number=1, repeat=PASSES))
     listened, operations = math.inf, list[Operation]()
     for _ in range(PASSES):
         began = time.perf_counter()
@@ -120,12 +120,6 @@ def cost(framework: str, size: str) -> Cost:
         listened = min(listened, time.perf_counter() - began)
     taps = sum(map(math.prod, tap_shapes(config, rows, tokens=length).values()))
     return Cost(eager, listened, len(operations), sum(each.value.nbytes for each in operations), 8 * taps)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 @dataclasses.dataclass(frozen=True)

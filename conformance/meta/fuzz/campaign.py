@@ -72,7 +72,7 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
                 return data.draw(strategy.map(Unshown)).value
 
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-            found.append(outcome(door.__name__, lambda: door(draw, Path(folder))))
+            found.append(outcome(lambda: door(draw, Path(folder))))
         assert not found[-1].violation
 
     with suppress(AssertionError):  # it is among what was found

@@ -27,7 +27,7 @@ PALER = 0.45
 
 MARKS = "osD^vP*X"
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "axes.spines.top": False,
     "axes.spines.right": False,

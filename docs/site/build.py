@@ -72,7 +72,7 @@ def _normal() -> dict[str, str]:
 
 def _document(name: str) -> dict[str, str]:
     page = f"documents/{name}.md"
-    shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
+    shown = kept(f"document-{name}", _own("documents", "pages"), partial(documents.section, name))
     return {page: _filled(page, documents.PLACE, shown)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +150,14 @@ def _resolved(path: str, target: str) -> str | None:
 def _is_asset(target: str) -> bool:
     folders = ("docs/", "benchmarks/results/")
     return target.startswith(folders) and Path(target).suffix in (".svg", ".png", ".json")
+
+
+def cell(text: str) -> str:
+    """Return a text in one line, without what would end the cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; its cells are Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -114,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if line := getattr(pool, "line_of", line_of)(trial, answer):
             console.print(line, soft_wrap=True, markup=False)
         if options.json:  # after each, for some pools take hours
-            options.json.write_text(json.dumps([{"trial": str(trial), "answer": x} for trial, x in found], indent=1))
+            kept = [{"trial": str(trial), "answer": x} for trial, x in found]
+            options.json.write_text(json.dumps(kept, indent=1, default=str))
     shares = pool.shares(found) if hasattr(pool, "shares") else counted(pool.MEASURES, found)
     console.print(table(f"The power of the checker: {options.pool}", shares))
     seconds = [answer["seconds"] for _, answer in found if "seconds" in answer] or [0.0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tomllib
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -22,34 +24,9 @@ from transparity_numpy.transformer import transformer
 
 MOST_DEPARTURES = 6
 
-WORDS = {
-    "encoder": "enc",
-    "decoder": "dec",
-    "layers": "blocks",
-    "self_attention": "attn",
-    "cross_attention": "xattn",
-    "feed_forward": "mlp",
-    "query": "wq",
-    "key": "wk",
-    "value": "wv",
-    "output": "wo",
-    "up": "fc1",
-    "gate": "fc3",
-    "down": "fc2",
-    "token_embedding": "tok_emb",
-    "position_embedding": "pos_emb",
-    "self_attention_norm": "ln_1",
-    "feed_forward_norm": "ln_2",
-}
-"""The names of the drawn modules, so that they are not ours."""
-
-SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
-SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "class_token", "mixer"}
-SKIPPED |= {"relative_bias", "attention_sinks", "gate_limit", "up_offset"}
-SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
-SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
-SKIPPED |= {"window_kind", "query_temperature", "query_temperature_length", "query_temperature_first"}
-SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("drawn.toml").read_text(encoding="utf-8"))
+WORDS: dict[str, str] = _TABLES["words"]
+SKIPPED = {*NOT_RUN, *_TABLES["skipped"], *(name for name in FIELD_TYPES if name.startswith("router_"))}
 
 SCALINGS = ("none", "linear", "llama3")
 """The scalings of rotary positions that `fit` finds."""

@@ -9,8 +9,7 @@ import pytest
 
 from meta.attacks import process
 from meta.attacks.attack import ATTACKS, Attack
-from meta.attacks.limits import LET_THROUGH
-from meta.attacks.run import AttackTrial, is_let_through
+from meta.attacks.run import LET_THROUGH, AttackTrial, is_let_through
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.fields]
 """Of those at a size of their own, calls take long: `nox -s power` has them."""

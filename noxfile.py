@@ -132,7 +132,7 @@ def equivalents(session: nox.Session) -> None:
     """Plant every line that mutation testing leaves out, and show that it computes the same."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.mutation.equivalents", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--pool", "equivalents", *session.posargs, env=environment)
 
 
 @nox.session
@@ -142,10 +142,8 @@ def power(session: nox.Session) -> None:
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
-        session.run("python", "-m", "meta.attacks.run", env=environment)
-        session.run("python", "-m", "meta.audits.measure", "--twins", env=environment)
-        session.run("python", "-m", "meta.adapting.measure", env=environment)
-        session.run("python", "-m", "meta.adapting.wrong", session.create_tmp(), env=environment)
+        for pool in (["attacks"], ["audits", "--twins"], ["adapting"], ["adapters"]):
+            session.run("python", "-m", "meta.measure", "--pool", *pool, env=environment)
 
 
 @nox.session
@@ -163,7 +161,7 @@ def fuzz(session: nox.Session) -> None:
     install(session, "test")
     environment = SIDE_BY_SIDE | compiled(session)
     environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("python", "-m", "meta.fuzz", *session.posargs, env=environment)
+    session.run("python", "-m", "meta.measure", "--pool", "fuzz", *session.posargs, env=environment)
 
 
 @nox.session

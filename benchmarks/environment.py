@@ -30,6 +30,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory(name: str, file: str = "/proc/self/status") -> int:
+    """A line of a process's status, or of another file of Linux, in bytes; raises `OSError` on another system."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
 class CoresBusy:
     """The number of cores that a stretch of time kept busy, on average."""
 

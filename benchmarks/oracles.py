@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.task import Task
-from benchmarks.workloads import TRAINING, Workload, inputs_of, parameters_of
+from benchmarks.workloads import TRAINING, Task, Workload, inputs_of, parameters_of
 
 from transparity.parameters import load_parameters, save_parameters
 from transparity.protocol import Arrays

@@ -16,8 +16,7 @@ from benchmarks.oracles import Expected, conformity, expected_of
 from benchmarks.peers.ours import build
 from benchmarks.race.candidates import CANDIDATES
 from benchmarks.race.report import missing as missing_candidates
-from benchmarks.task import Run, Task
-from benchmarks.workloads import inputs_of, parameters_of, preset_workload
+from benchmarks.workloads import Run, Task, inputs_of, parameters_of, preset_workload
 from pytest_benchmark.fixture import BenchmarkFixture
 from rich import box
 from rich.console import Console, Group, RenderableType

@@ -6,12 +6,11 @@ passes would be lost in their noise. Under `jax.jit` and `torch.compile` there a
 
 from __future__ import annotations
 
+import cProfile
 import statistics
-import sys
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
@@ -53,20 +52,10 @@ def tap_cost(run: Callable[[], Any]) -> TapCost:
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
     """The number of calls of `identity` and of `scoped` in `run`."""
-    codes = {function.__code__: function.__name__ for function in (identity, scoped)}
-    counts = dict.fromkeys(codes.values(), 0)
-
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code in codes:
-            counts[codes[frame.f_code]] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
-    return counts
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    calls = {entry.code: entry.callcount for entry in profile.getstats()}
+    return {function.__name__: calls.get(function.__code__, 0) for function in (identity, scoped)}
 
 
 def fast_path(name: str, workload: Workload) -> Callable[[], Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -97,6 +99,36 @@ class Workload:
         return cls(**fields | {"config": TransformerConfig.from_dict(fields["config"])})
 
 
+Run = Callable[[], Any]
+"""Do the whole task once and return its computed result: logits, tokens (with those of the prompt), or the losses
+before each step of training."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload with its weights and inputs, and where to compute it."""
+
+    workload: Workload
+    parameters: Arrays
+    inputs: Arrays
+    folder: str
+    """A folder for files of the workload that candidates share."""
+    device: str = "cpu"
+
+    @property
+    def config(self) -> TransformerConfig:
+        return self.workload.config
+
+    @property
+    def tokens(self) -> Arrays:
+        """The arguments of a peer: `tokens`, of which it computes the logits, and the `source` if there is one."""
+        named = {"tokens": self.inputs[self.config.input_names[-1]]}
+        return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
+
+
+Build = Callable[[Task], Run]
+
+
 def parameters_of(workload: Workload) -> Arrays:
     """Weights that show mistakes."""
     parameters = probe_parameters(workload.config)
@@ -133,75 +165,17 @@ def preset_shapes() -> list[tuple[str, int, int]]:
     return list(dict.fromkeys((name, batch, min(length, preset(name).max_length)) for name, batch, length in shapes))
 
 
-# The layout that the libraries share: biases everywhere, no padding, masked scores weigh nothing.
-BASE = TransformerConfig(
-    architecture="encoder-decoder",
-    source_vocab_size=10_000,
-    target_vocab_size=10_000,
-    max_length=128,
-    norm_position="post",
-    pad_id=None,
-)
-GPT2 = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=50_257,
-    max_length=1024,
-    embed_dim=768,
-    num_heads=12,
-    num_decoder_layers=12,
-    feed_forward_dim=3072,
-    norm_position="pre",
-    final_norm=True,
-    pad_id=None,
-)
-GROWING = dataclasses.replace(
-    GPT2,
-    target_vocab_size=1000,
-    max_length=4096,
-    embed_dim=512,
-    num_heads=8,
-    num_decoder_layers=4,
-    feed_forward_dim=2048,
-)
-TINY: dict[str, Any] = {"embed_dim": 24, "num_heads": 3, "feed_forward_dim": 40, "max_length": 16}
-TINY_BASE = dataclasses.replace(
-    BASE, source_vocab_size=37, target_vocab_size=31, num_encoder_layers=2, num_decoder_layers=2, **TINY
-)
-TINY_GPT2 = dataclasses.replace(GPT2, target_vocab_size=31, num_decoder_layers=2, **TINY)
-
-LENGTHS = (128, 256, 512, 1024, 2048, 4096)
-BATCHES = (1, 2, 4, 8, 16, 32)
-HELD = 1024
-
-ENCODER_DECODER: dict[str, Any] = {"batch": 8, "lengths": {"source": 128, "target": 127}}
-TINY_ENCODER_DECODER: dict[str, Any] = {"batch": 3, "lengths": {"source": 9, "target": 7}}
+def _workloads() -> Iterator[Workload]:
+    """The rows of workloads.toml, which have no padding; a decoder's head has no bias but zero, as GPT-2's."""
+    tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
+    for row in tables["workloads"]:
+        fields = tables["configs"][row["config"]]
+        fields = tables["configs"].get(fields.get("like"), {}) | fields
+        config = TransformerConfig(**{name: fields[name] for name in fields if name != "like"}, pad_id=None)
+        yield Workload(**row | {"config": config}, head_bias=config.has_encoder)
 
 
-def _decoder(name: str, kind: Kind, config: TransformerConfig, batch: int, length: int, **fields: Any) -> Workload:
-    return Workload(name, kind, config, batch, {"tokens": length}, head_bias=False, **fields)
-
-
-def _all() -> Iterator[Workload]:
-    yield Workload("encoder-decoder", "forward", BASE, **ENCODER_DECODER)
-    yield _decoder("gpt2-1x1024", "forward", GPT2, 1, 1024)
-    yield _decoder("gpt2-8x128", "forward", GPT2, 8, 128)
-    yield _decoder("decode-1", "decode", GPT2, 1, 32, new_tokens=64)
-    yield _decoder("decode-8", "decode", GPT2, 8, 32, new_tokens=64)
-    yield Workload("train", "train", BASE, **ENCODER_DECODER, steps=TRAINED)
-    yield Workload("bfloat16", "forward", BASE, **ENCODER_DECODER, dtype="bfloat16")
-    for length in LENGTHS:
-        held = HELD if length > HELD else None
-        yield _decoder(f"length-{length}", "forward", GROWING, 1, length, held=held, growth="length")
-    for batch in BATCHES:
-        yield _decoder(f"batch-{batch}", "forward", GROWING, batch, LENGTHS[0], growth="batch")
-    yield Workload("tiny-encoder-decoder", "forward", TINY_BASE, **TINY_ENCODER_DECODER)
-    yield _decoder("tiny-decoder", "forward", TINY_GPT2, 3, 9)
-    yield _decoder("tiny-decode", "decode", TINY_GPT2, 2, 5, new_tokens=6)
-    yield Workload("tiny-bfloat16", "forward", TINY_BASE, **TINY_ENCODER_DECODER, dtype="bfloat16")
-    yield Workload("tiny-train", "train", TINY_BASE, **TINY_ENCODER_DECODER, steps=TRAINED)
-
-
-WORKLOADS = {workload.name: workload for workload in _all()}
+WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 DEFAULT = tuple(name for name in WORKLOADS if not name.startswith("tiny"))
 """The workloads of a race for which none is named: all but the tiny ones, which are for trying it out."""

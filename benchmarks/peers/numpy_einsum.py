@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from benchmarks.peers.skeleton import Blocks, transformer
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from benchmarks.task import Run, Task
-from benchmarks.workloads import TRAINING
+from benchmarks.workloads import TRAINING, Run, Task
 
 from transparity.protocol import Forward
 from transparity_conformance.oracle.backends import backend

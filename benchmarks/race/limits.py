@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.race.timing import seconds
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
 """(m, k, n) of the matrix products that are tried; the fastest is the limit."""
@@ -23,8 +23,6 @@ TRIALS = 3
 
 WORK = 1e9
 """The FLOPs, or bytes read, that the seconds of a limit are of."""
-
-Multiplication = Callable[[np.ndarray, np.ndarray], Run]
 
 
 @dataclass(frozen=True)
@@ -45,90 +43,59 @@ def _quickest(run: Run, device: str) -> float:
     return min(seconds(run, device) for _ in range(TRIALS))
 
 
-def products(multiplication: Multiplication, device: str = "cpu") -> Limit:
-    """All of `PRODUCTS`, or of those for a GPU."""
+def product(task: Task, library: str) -> Run:
+    """All of `PRODUCTS`, or of those for a GPU, in a library and in the workload's precision."""
     random = np.random.default_rng(0)
     runs = []
-    for m, k, n in PRODUCTS if device == "cpu" else PRODUCTS_ON_A_GPU:
+    for m, k, n in PRODUCTS if task.device == "cpu" else PRODUCTS_ON_A_GPU:
         a, b = (random.normal(size=shape).astype(np.float32) for shape in ((m, k), (k, n)))
-        runs.append((multiplication(a, b), 2 * m * k * n))
-    return Limit(runs, device)
+        runs.append((MULTIPLICATIONS[library](task, a, b), 2 * m * k * n))
+    return Limit(runs, task.device)
 
 
-def torch_product(task: Task) -> Run:
-    """PyTorch's, in the workload's precision."""
-    return products(lambda a, b: _torch_multiplication(task, a, b), task.device)
+def bandwidth(task: Task, library: str) -> Run:
+    """A large matrix times a vector: each number is read once."""
+    matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
+    run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
+    return Limit([(run, matrix.nbytes)], task.device)
 
 
-def torch_product_packed(task: Task) -> Run:
-    """PyTorch's by oneDNN, the right matrix packed once."""
-    import torch
-
-    def multiplication(a: np.ndarray, b: np.ndarray) -> Run:
-        left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))
-        packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous())
-        return lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
-
-    return products(multiplication)
-
-
-def _torch_multiplication(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
+def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
     import torch
 
     dtype = getattr(torch, task.workload.dtype)
     left, right = (torch.as_tensor(x).to(task.device, dtype) for x in (a, b))
 
     def run() -> Any:
-        product = left @ right
+        found = left @ right
         if task.device == "cuda":
             torch.cuda.synchronize()
-        return product
+        return found
 
     return run
 
 
-def numpy_product(task: Task) -> Run:
-    """NumPy's, in float32."""
-    return products(lambda a, b: lambda: a @ b)
+def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
+    """PyTorch's by oneDNN, the right matrix packed once."""
+    import torch
+
+    left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))
+    packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous())
+    return lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
 
 
-def jax_product(task: Task) -> Run:
-    """JAX's, jitted, in the workload's precision."""
+def _jax(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
     import jax
     import jax.numpy as jnp
 
     multiply = jax.jit(jnp.matmul)
-
-    def multiplication(a: np.ndarray, b: np.ndarray) -> Run:
-        left, right = (jnp.asarray(x, task.workload.dtype) for x in (a, b))
-        return lambda: jax.block_until_ready(multiply(left, right))
-
-    return products(multiplication, task.device)
+    left, right = (jnp.asarray(x, task.workload.dtype) for x in (a, b))
+    return lambda: jax.block_until_ready(multiply(left, right))
 
 
-def torch_bandwidth(task: Task) -> Run:
-    """A large matrix in PyTorch times a vector: each number is read once."""
-    rows, columns = shape = _matrix(task)
-    run = _torch_multiplication(task, np.ones(shape, np.float32), np.ones(columns, np.float32))
-    return Limit([(run, rows * columns * (2 if task.workload.dtype == "bfloat16" else 4))], task.device)
-
-
-def numpy_bandwidth(task: Task) -> Run:
-    """The same in NumPy."""
-    matrix, vector = np.ones(MATRIX, np.float32), np.ones(MATRIX[1], np.float32)
-    return Limit([(lambda: matrix @ vector, matrix.nbytes)])
-
-
-def jax_bandwidth(task: Task) -> Run:
-    """The same in JAX."""
-    import jax
-    import jax.numpy as jnp
-
-    multiply = jax.jit(jnp.matmul)
-    rows, columns = shape = _matrix(task)
-    matrix, vector = jnp.ones(shape, jnp.float32), jnp.ones(columns, jnp.float32)
-    return Limit([(lambda: jax.block_until_ready(multiply(matrix, vector)), rows * columns * 4)], task.device)
-
-
-def _matrix(task: Task) -> tuple[int, int]:
-    return MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU
+MULTIPLICATIONS: dict[str, Callable[[Task, np.ndarray, np.ndarray], Run]] = {
+    "torch": _torch,
+    "packed": _packed,
+    "numpy": lambda task, a, b: lambda: a @ b,
+    "jax": _jax,
+}

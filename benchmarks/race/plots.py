@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import numpy as np
 from benchmarks.race.report import Report
 from benchmarks.race.standings import Quartiles, Standing
 from benchmarks.workloads import Workload
@@ -24,6 +26,17 @@ PALER = 0.45
 """The opacity of a peer's colour; ours are opaque."""
 
 MARKS = "osD^vP*X"
+
+STYLE: dict[Any, Any] = {
+    "figure.constrained_layout.use": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "grid.color": FAINT,
+}
 
 GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 128 tokens"}
 """The curves, and the labels of their x axes."""
@@ -70,8 +83,8 @@ def throughput(rows: Sequence[Standing]) -> Figure:
 def latency(decoding: dict[str, list[Standing]]) -> Figure:
     """Milliseconds a token, a panel for each batch, and the time that reading the weights takes."""
     most = max(map(len, decoding.values()))
-    figure = Figure(figsize=(9, 1.3 + 0.3 * most), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(decoding), squeeze=False)[0], decoding, strict=True):
+    figure, panels = _canvas(1.3 + 0.3 * most, len(decoding))
+    for axes, name in zip(np.atleast_1d(panels), decoding, strict=True):
         rows = list(reversed(decoding[name]))
         for at, row in enumerate(rows):
             assert row.seconds is not None
@@ -83,7 +96,6 @@ def latency(decoding: dict[str, list[Standing]]) -> Figure:
             axes.text(bound, len(rows) - 0.3, " bound by memory", fontsize=8, color=INK, va="center")
             axes.set_ylim(-0.6, len(rows))
         _name_rows(axes, rows)
-        _plain(axes)
         axes.set_xlabel("ms a token")
         axes.set_title(f"{name} (batch {first.workload.batch})", fontsize=10, loc="left")
     return figure
@@ -154,8 +166,8 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
     _plain_numbers(axes)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(which="major", color=FAINT)
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.grid(which="major")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def intensity(workload: Workload) -> float:
@@ -169,22 +181,18 @@ def intensity(workload: Workload) -> float:
 def save(report: Report, folder: Path) -> list[tuple[str, str]]:
     """Write every plot as a PNG into `folder`, and return their file names and captions."""
     saved = []
-    for name, caption, figure in plots(report):
-        figure.savefig(folder / f"{name}.png", dpi=150)
-        saved.append((f"{name}.png", caption))
+    with mpl.rc_context(STYLE):
+        for name, caption, figure in plots(report):
+            figure.savefig(folder / f"{name}.png", dpi=150)
+            saved.append((f"{name}.png", caption))
     return saved
 
 
-def _canvas(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, height), layout="constrained")
-    axes = figure.subplots()
-    _plain(axes)
-    return figure, axes
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
+    """Return a figure and its axes, several side by side."""
+    figure = Figure(figsize=(9, height))
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    return figure, axes[0] if columns == 1 else axes
 
 
 def _plain_numbers(axes: Axes) -> None:
@@ -209,4 +217,4 @@ def _name_rows(axes: Axes, rows: Sequence[Standing]) -> None:
 def _legend(axes: Axes, rows: Sequence[Standing]) -> None:
     for kind in dict.fromkeys(row.candidate.kinds[0] for row in reversed(rows)):
         axes.barh([0], [0], color=COLOURS[kind], label=kind)
-    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

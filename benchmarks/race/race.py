@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import memory
 from benchmarks.oracles import write_oracle
 from benchmarks.race.candidates import Candidate
 from benchmarks.race.process import Place, Process
@@ -31,11 +32,9 @@ SHARE_OF_MEMORY = 0.8
 def free_memory() -> float:
     """The bytes that may be filled with processes; infinite, if the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return SHARE_OF_MEMORY * memory("MemAvailable", "/proc/meminfo")
     except OSError:
         return float("inf")
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return SHARE_OF_MEMORY * available
 
 
 @dataclass(frozen=True)

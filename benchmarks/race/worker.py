@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from benchmarks.environment import memory
 from benchmarks.race.timing import clocked, seconds
 
 
@@ -84,8 +85,7 @@ def device_peak(device: str) -> int | None:
 def peak_bytes() -> int:
     """The peak memory of this process so far."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        return memory("VmHWM")
     except (OSError, StopIteration):
         import resource
 

@@ -1,14 +1,26 @@
-"""Measure the checker on planted bugs: `python -m meta.measure [--pool NAME] [--sample N] [--only WORD] [--jobs N]`.
+"""Measure the checker on planted bugs and right ports: `python -m meta.measure [--pool NAME] [--sample N] …`.
 
-`independent` (the default): bugs, pairs, triples and drafts of the independent port, faults of capabilities, bugs that
-no catalogue has, and right ports. `exam`: bugs in other people's code; its results are kept, and
-`python -m meta.exam.page --cache FOLDER` takes them into docs/exam.json and writes docs/exam.md.
+| pool | trials |
+|---|---|
+| `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
+| `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
+| `attacks` | ports that want to be let through |
+| `audits` | faults in loaders, and right loaders |
+| `adapting`, `adapters` | ports that `adapt` has to match, and ports with a bug that it must not match wrongly |
+| `fitting` | modules of drawn configurations, which `fit` has to find |
+| `alignment`, `listening` | activations found by value, and what listening costs |
+| `modules`, `ranks` | models of Keras and equinox, and sharded ports |
+| `fuzz` | inputs that nobody would write |
+| `mutants`, `equivalents` | lines of the columns made wrong by rote, and those that compute the same |
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,15 +30,29 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from meta.exam import measure as exam
-from meta.pool import trials as independent
-from meta.pool.judge import Share
-from meta.pool.port import CASES, VIEWS
+from meta.trial import Share, Trial, chosen
+from meta.trial import shares as counted
 
-POOLS: dict[str, Any] = {"independent": independent, "exam": exam}
-"""Modules with `trials(options)`, `line_of(trial, answer)` and `shares(answered)`; a trial is run by its `run()`."""
+POOLS = {
+    "independent": "meta.pool.trials",
+    "exam": "meta.exam.measure",
+    "attacks": "meta.attacks.run",
+    "audits": "meta.audits.measure",
+    "adapting": "meta.adapting.measure",
+    "adapters": "meta.adapting.wrong",
+    "fitting": "meta.fitting.measure",
+    "alignment": "meta.listening.alignment",
+    "listening": "meta.listening.cost",
+    "modules": "meta.modules.measure",
+    "ranks": "meta.ranks.measure",
+    "fuzz": "meta.fuzz.campaign",
+    "mutants": "meta.mutation.mutate",
+    "equivalents": "meta.mutation.equivalents",
+}
+"""Modules with `trials(options)` and `MEASURES`. They may have `add_options(parser)`, `line_of(trial, answer)`, which
+is printed if it is not empty, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`."""
 
-TRIALS: list[Any] = []
+TRIALS: list[Trial] = []
 """The trials to run; worker processes inherit them and are sent an index."""
 
 
@@ -40,8 +66,15 @@ def answers(jobs: int) -> Iterator[dict[str, Any]]:
 
 
 def _run(number: int) -> dict[str, Any]:
-    found: dict[str, Any] = TRIALS[number].run()
-    return found
+    began = time.perf_counter()
+    found = TRIALS[number].run()
+    return {"seconds": round(time.perf_counter() - began, 1)} | found
+
+
+def line_of(trial: Trial, answer: dict[str, Any]) -> str:
+    """Return the trial and its answer in one line."""
+    told = ", ".join(f"{name} {value}" for name, value in answer.items() if name != "seconds" and value not in ("", []))
+    return f"{trial} ({answer['seconds']:.1f} s): {told}"
 
 
 def table(title: str, shares: Sequence[Share]) -> Table:
@@ -53,33 +86,43 @@ def table(title: str, shares: Sequence[Share]) -> Table:
     return shown
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print the wrong answers and the shares; 1 if one is below its target."""
-    parser = argparse.ArgumentParser(description="Measure the checker on ports that are known to be right or wrong.")
-    parser.add_argument("--pool", choices=POOLS, default="independent")
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N trials of each kind and view")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and of ports with several bugs")
+def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
+    """Return the pool and the options, of which a pool may add its own."""
+    parser = argparse.ArgumentParser(description="Measure the checker on what is known to be right or wrong.")
+    first = argparse.ArgumentParser(add_help=False)
+    for each in (first, parser):
+        each.add_argument("--pool", choices=POOLS, default="independent")
+    pool = importlib.import_module(POOLS[first.parse_known_args(arguments)[0].pool])
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N trials (of each kind and view)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of what is drawn")
     parser.add_argument("--only", default="", metavar="WORD", help="only trials with this in their description")
-    parser.add_argument("--kind", action="append", choices=independent.KINDS, help="only trials of this kind")
-    parser.add_argument("--view", action="append", choices=VIEWS, help="only ports that are seen so")
-    parser.add_argument("--case", action="append", choices=CASES, help="only these configurations")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
-    exam.add_options(parser)
-    options = parser.parse_args(arguments)
-    pool, console = POOLS[options.pool], Console(width=200)
-    TRIALS[:] = pool.trials(options)
-    found = []
+    if hasattr(pool, "add_options"):
+        pool.add_options(parser)
+    return pool, parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials, print what a pool says of each and the shares; 1 if one is below its target."""
+    pool, options = parsed(arguments)
+    console = Console(width=200, highlight=False)
+    TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)
+    found: list[tuple[Any, dict[str, Any]]] = []
     for trial, answer in zip(TRIALS, answers(options.jobs), strict=True):
         found.append((trial, answer))
-        if line := pool.line_of(trial, answer):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
-    shares = pool.shares(found)
+        if line := getattr(pool, "line_of", line_of)(trial, answer):
+            console.print(line, soft_wrap=True, markup=False)
+        if options.json:  # after each, for some pools take hours
+            kept = [{"trial": str(trial), "answer": x} for trial, x in found]
+            options.json.write_text(json.dumps(kept, indent=1, default=str))
+    shares = pool.shares(found) if hasattr(pool, "shares") else counted(pool.MEASURES, found)
     console.print(table(f"The power of the checker: {options.pool}", shares))
-    if options.json:
-        options.json.write_text(json.dumps([{"trial": str(trial), "answer": x} for trial, x in found], indent=1))
-    inert = sum(answer["verdict"] == "inert" for _, answer in found)
-    console.print(f"{len(found)} trials, {inert} of which change nothing and do not count")
+    seconds = [answer["seconds"] for _, answer in found if "seconds" in answer] or [0.0]
+    console.print(f"{len(found)} trials; seconds: median {statistics.median(seconds):.1f}, at most {max(seconds):.1f}")
+    inert = sum(answer.get("verdict") == "inert" for _, answer in found)
+    if inert:
+        console.print(f"{inert} of them change nothing and do not count")
     return int(any(answer.get("missing") for _, answer in found) or not all(share.is_reached for share in shares))
 
 

@@ -8,24 +8,31 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from docs.site import documents, gallery, noise, notebooks
 from docs.site.causes import runs, section
 from docs.site.checked import wrongs
 from docs.site.kept import kept
-from docs.site.pages import ROOT, linked_files, markdown_beside, markdown_place, site_path, site_text, written_pages
+from docs.site.pages import (
+    CONFIGURATION,
+    PROJECT,
+    ROOT,
+    linked_files,
+    markdown_beside,
+    markdown_place,
+    site_path,
+    site_text,
+    written_pages,
+)
 from docs.site.reference import pages as reference
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
 from docs.site.side_by_side.probe import agreements, watched
 
 HERE = Path(__file__).parent
-CONFIGURATION = HERE / "zensical.toml"
 BUILT = ROOT / "build/site"
 
 
@@ -72,7 +79,7 @@ def _normal() -> dict[str, str]:
 
 def _document(name: str) -> dict[str, str]:
     page = f"documents/{name}.md"
-    shown = kept(f"document-{name}", _own("documents", "reference/cells"), partial(documents.section, name))
+    shown = kept(f"document-{name}", _own("documents", "pages"), partial(documents.section, name))
     return {page: _filled(page, documents.PLACE, shown)}
 
 
@@ -115,7 +122,7 @@ def build(into: Path = BUILT) -> Path:
         _write(into / "pages" / page, text)
     add_markdown(into / "pages", into / "html")
     _write(into / "html/llms.txt", llms_text(into / "html"))
-    if wrong := wrongs(into / "html", _project()["site_url"]):
+    if wrong := wrongs(into / "html", PROJECT["site_url"]):
         sys.exit("\n".join(wrong))
     return into / "html"
 
@@ -137,9 +144,8 @@ def add_markdown(pages: Path, html: Path) -> None:
 
 def llms_text(html: Path) -> str:
     """Return the list of all pages for programs that read (llmstxt.org): title and address of each page's Markdown."""
-    project = _project()
-    parts = [f"# {project['site_name']}", f"> {project['site_description']}"]
-    sections: list[dict[str, str | list[dict[str, str]]]] = project["nav"]
+    parts = [f"# {PROJECT['site_name']}", f"> {PROJECT['site_description']}"]
+    sections: list[dict[str, str | list[dict[str, str]]]] = PROJECT["nav"]
     for title, entries in (item for part in sections for item in part.items()):
         listed = [{title: entries}] if isinstance(entries, str) else entries
         lines = [f"- [{name}]({markdown_place(page)})" for entry in listed for name, page in entry.items()]
@@ -149,11 +155,6 @@ def llms_text(html: Path) -> str:
         "## Every cause\n\n" + "\n".join(f"- [{page.parent.name}]({page.relative_to(html)})" for page in causes)
     )
     return "\n\n".join(parts) + "\n"
-
-
-def _project() -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
-    return project
 
 
 def _write(path: Path, text: str) -> None:

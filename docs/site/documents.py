@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from docs.site.reference.cells import cell, table
+from docs.site.pages import cell, table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters, parameter_shapes

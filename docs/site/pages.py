@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "https://github.com/transparity/transparity/blob/main"
 """What is not in the site is linked to where its repository is published."""
+
+CONFIGURATION = Path(__file__).with_name("zensical.toml")
+PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
 
 ELSEWHERE = {
     "README.md": "index.md",
@@ -22,37 +27,26 @@ ELSEWHERE = {
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 
-
-SUBJECTS = {
-    "embeddings": "Embeddings",
-    "positions": "Positions",
-    "masks": "Masks",
-    "attention": "Attention",
-    "normalization": "Normalization",
-    "feed_forward": "Feed-forward",
-    "mixture/experts": "Experts",
-    "recurrent/recurrence": "Recurrence",
-    "layers": "Layers",
-    "transformer": "The transformer",
-    "head": "The head",
-    "training/loss": "Loss",
-    "training/differentiation": "Gradients",
-    "training/optimization": "Optimizers",
-    "state/cache": "Cache",
-    "state/context": "Context of a layer",
-    "decoding/steps": "Steps with a cache",
-    "decoding/generation": "Generation",
-    "decoding/beams": "Beam search",
-    "arithmetic/softcap": "Softcap",
-    "arithmetic/precision": "Precision",
-    "arithmetic/rounding": "Rounding",
-    "arithmetic/dropout": "Dropout",
-    "arithmetic/fused": "Fused attention",
-}
-"""The files that all three columns have, in the order of reading, and the titles of their pages."""
-
 COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
 """A file of the specification, which the site shows beside the other columns'."""
+
+
+def column_page(subject: str) -> str:
+    """Return the page of a file that all three columns have."""
+    return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
+
+
+def subjects() -> dict[str, str]:
+    """Return the files that all three columns have and the titles of their pages, in the navigation's order."""
+    column = ROOT / "reference/transparity_numpy"
+    files = [path.relative_to(column).with_suffix("").as_posix() for path in column.rglob("*.py")]
+    by_page = {column_page(file): file for file in files}
+    sections = [entries for section in PROJECT["nav"] for entries in section.values() if isinstance(entries, list)]
+    named = ((page, title) for entries in sections for entry in entries for title, page in entry.items())
+    return {by_page[page]: title for page, title in named if page in by_page}
+
+
+SUBJECTS = subjects()
 
 
 def written_pages() -> dict[str, str]:
@@ -122,11 +116,6 @@ def relinked(text: str, change: Callable[[str], str]) -> str:
     return "".join([*parts, LINK.sub(link, text[begin:])])
 
 
-def column_page(subject: str) -> str:
-    """Return the page of a file that all three columns have."""
-    return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
-
-
 def site_path(target: str, pages: dict[str, str]) -> str | None:
     """Return where the site has a file of the repository; None if it has not."""
     column = COLUMN.fullmatch(target)
@@ -150,3 +139,14 @@ def _resolved(path: str, target: str) -> str | None:
 def _is_asset(target: str) -> bool:
     folders = ("docs/", "benchmarks/results/")
     return target.startswith(folders) and Path(target).suffix in (".svg", ".png", ".json")
+
+
+def cell(text: str) -> str:
+    """Return a text in one line, without what would end the cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; its cells are Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

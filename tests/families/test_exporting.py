@@ -88,7 +88,7 @@ def test_transformers_agrees_through_the_loader(name: str) -> None:
 
 
 AUDITED = ("bert", "gemma2", "gpt2")
-"""Families whose loaders are audited here; `python -m meta.audits.measure --twins` audits all."""
+"""Families whose loaders are audited here; `python -m meta.measure --pool audits --twins` audits all."""
 
 
 def causal(folder: str) -> Any:

@@ -9,7 +9,7 @@ import keras
 from benchmarks.peers.jax.libraries import flax_shapes
 from benchmarks.peers.jax.tasks import tasks
 from benchmarks.peers.skeleton import by_block, kind_of
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from keras_hub.layers import TokenAndPositionEmbedding, TransformerDecoder, TransformerEncoder
 
 from transparity.config import TransformerConfig

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from benchmarks.peers.jax.tasks import tasks
 from benchmarks.peers.skeleton import LEAVES, Blocks, Weights, by_block, kind_of, transformer
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 from transparity.config import TransformerConfig
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from benchmarks.peers.jax.tasks import tasks
 from benchmarks.peers.skeleton import Blocks, stack, transformer
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 from transparity.config import TransformerConfig
 

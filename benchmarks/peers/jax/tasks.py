@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from benchmarks.task import Run, Task
-from benchmarks.workloads import TRAINING
+from benchmarks.workloads import TRAINING, Run, Task
 
 Apply = Callable[..., jax.Array]
 """Logits from the weights, the tokens, and the source or None."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import ctranslate2
 import numpy as np
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from ctranslate2.specs import TransformerDecoderModelSpec, common_spec
 
 from transparity.config import TransformerConfig

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 
 FILE = "model.onnx"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from benchmarks.peers.torch.blog import Attention, Transformer, model_of
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
+from benchmarks.peers.skeleton import LEAVES, by_block, kind_of
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 
-ATTENTIONS = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}
-LINEARS = {"linear1": "feed_forward.up", "linear2": "feed_forward.down"}
+NAMES = {
+    r"\.token_embedding": "_tokens",
+    r"\.position_embedding": "_positions",
+    "self_attention_norm": "norm1",
+    "cross_attention_norm": "norm2",
+    "final_norm": "norm",
+    "self_attention": "self_attn",
+    "cross_attention": "multihead_attn",
+    "feed_forward.up": "linear1",
+    "feed_forward.down": "linear2",
+}
+"""The ends of our names, and what the library calls them."""
 
 
 class Transformer(nn.Module):
@@ -59,35 +72,21 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
 
 
 def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
-    """The weights under the library's names."""
-    renamed = {f"head.{leaf}": parameters[f"head.{leaf}"] for leaf in ("weight", "bias")}
-    for name in config.stacks:
-        cross = name == "decoder" and config.has_encoder
-        renamed[f"{name}_tokens.weight"] = parameters[f"{name}.token_embedding.weight"]
-        renamed[f"{name}_positions.weight"] = parameters[f"{name}.position_embedding.weight"]
-        layers = config.stack_num_layers(name)
-        norms = ["self_attention_norm", *["cross_attention_norm"] * cross, "feed_forward_norm"]
-        same = LINEARS | {f"norm{index}": norm for index, norm in enumerate(norms, 1)}
-        for layer in (f"{name}.layers.{index}" for index in range(layers)):
-            for theirs, ours in list(ATTENTIONS.items())[: 1 + cross]:
-                renamed |= _attention(f"{layer}.{theirs}", f"{layer}.{ours}", parameters)
-            for theirs, ours in same.items():
-                renamed |= {f"{layer}.{theirs}.{leaf}": parameters[f"{layer}.{ours}.{leaf}"] for leaf in LEAVES}
-        if config.final_norm:
-            renamed |= {f"{name}.norm.{leaf}": parameters[f"{name}.final_norm.{leaf}"] for leaf in LEAVES}
+    """The weights under the library's names; the three maps of an attention are one."""
+    renamed: dict[str, np.ndarray] = {}
+    for scope, weights in by_block(parameters).items():
+        crosses = config.has_encoder and scope.startswith("decoder")
+        theirs = scope
+        for ours, name in (NAMES | {"feed_forward_norm": "norm3" if crosses else "norm2"}).items():
+            theirs = re.sub(rf"{ours}$", name, theirs)
+        for leaf in LEAVES:
+            if kind_of(scope) == "attention":
+                roles = [weights[f"{role}.{leaf}"] for role in ("query", "key", "value")]
+                renamed[f"{theirs}.in_proj_{leaf}"] = np.concatenate(roles)
+                renamed[f"{theirs}.out_proj.{leaf}"] = weights[f"output.{leaf}"]
+            elif leaf in weights:
+                renamed[f"{theirs}.{leaf}"] = weights[leaf]
     return {name: torch.as_tensor(value) for name, value in renamed.items()}
-
-
-LEAVES = ("weight", "bias")
-
-
-def _attention(theirs: str, ours: str, parameters: Arrays) -> dict[str, np.ndarray]:
-    packed = {}
-    for leaf in LEAVES:
-        roles = [parameters[f"{ours}.{role}.{leaf}"] for role in ("query", "key", "value")]
-        packed[f"{theirs}.in_proj_{leaf}"] = np.concatenate(roles)
-        packed[f"{theirs}.out_proj.{leaf}"] = parameters[f"{ours}.output.{leaf}"]
-    return packed
 
 
 def build(task: Task, *, fast_path: bool = True, compiled: bool = False) -> Run:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.task import Run, Task
-from benchmarks.workloads import TRAINING
+from benchmarks.workloads import TRAINING, Run, Task
 from torch import Tensor, nn
 from torch.nn import functional as F
 

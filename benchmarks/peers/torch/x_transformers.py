@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.peers.torch.tasks import tasks
-from benchmarks.task import Run, Task
+from benchmarks.workloads import Run, Task
 from torch import Tensor, nn
 from x_transformers import Decoder, Encoder, TransformerWrapper
 

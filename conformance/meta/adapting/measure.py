@@ -1,32 +1,42 @@
-"""How many ports are matched without a question: `python -m meta.adapting.measure [NAME …]` (in `conformance/`)."""
+"""The pool `adapting`: ports of the catalogue, which `adapt` has to match without a question."""
 
 from __future__ import annotations
 
-import sys
-import time
+import argparse
+import functools
+from dataclasses import dataclass
+from typing import Any
 
 from meta.adapting.catalogue import PORTS
+from meta.trial import Measure
 from transparity_conformance.checking.adapting import summary
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 
+@functools.cache
 def adapted(name: str) -> Adapted:
     """The adapter of a port of the catalogue."""
     make, config = PORTS[name]
     return adapt(make, config)
 
 
-def main(names: list[str]) -> None:
-    """Print a line for each port, and the sums."""
-    proved = 0
-    for name in names or PORTS:
-        began = time.process_time()
-        result = adapted(name)
-        lines, code = summary(result)
-        proved += code == 0
-        print(f"{name:20} {code}  {time.process_time() - began:5.1f} s  {lines[0]}; {lines[-1]}")  # noqa: T201
-    print(f"{proved} of {len(names or PORTS)} without a question")  # noqa: T201
+@dataclass(frozen=True)
+class AdaptingTrial:
+    """A port of the catalogue."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self) -> dict[str, Any]:
+        lines, code = summary(adapted(self.name))
+        return {"code": code, "says": f"{lines[0]}; {lines[-1]}"}
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def trials(options: argparse.Namespace) -> list[AdaptingTrial]:
+    """One for each port."""
+    return [*map(AdaptingTrial, PORTS)]
+
+
+MEASURES = (Measure("without a question", lambda _, answer: answer["code"] == 0),)

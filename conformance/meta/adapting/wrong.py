@@ -1,26 +1,31 @@
-"""Ports with a bug: no line of their adapters may be wrong without being asked for.
+"""The pool `adapters`: ports with a bug, no line of whose adapters may be wrong without being asked for.
 
-`python -m meta.adapting.wrong FOLDER` (in `conformance/`) puts each bug into the text of a port, and compares the lines
-that are found with those of the right port.
+Each bug is put into the text of a port, and the lines that are found are compared with those of the right port.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import importlib.util
 import sys
-from collections import Counter
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meta.adapting.catalogue import FILES, PORTS
-from meta.edits import edited, rows
+from meta.adapting.measure import adapted
+from meta.pool.bug import edited, rows
+from meta.trial import Answer, Measure
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
 """A port, what is in its file, and what is written instead."""
+
+KINDS = ("no bug", "asked", "settled", "wrong")
+"""What comes of a bug: `no bug` if it is only another layout, or does not act."""
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
@@ -38,51 +43,46 @@ def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) 
     return made
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The adapter of a port with a bug, beside that of the right port."""
+@dataclass(frozen=True)
+class WrongTrial:
+    """A bug of the table."""
 
     port: str
-    right: Adapted
-    result: Adapted
+    old: str
+    new: str
+    nth: int | None = None
 
-    @property
-    def wrong(self) -> list[str]:
-        """The lines that differ from those of the right port."""
-        lines = self.result.found.lines
-        return [name for name, text in lines.items() if self.right.found.lines[name] != text]
+    def __str__(self) -> str:
+        return f"{self.port}: {self.new!r}"
+
+    def run(self) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            make = broken(Path(folder), **vars(self))
+            result = adapt(make, PORTS[self.port][1], budget=8)
+        right, lines = adapted(self.port).found.lines, result.found.lines
+        wrong = [name for name, text in lines.items() if right[name] != text]
+        return {"kind": kind_of(result, wrong), "wrong": wrong, "told": _told(result)}
 
 
-def outcome(make: Callable[[TransformerConfig], Any], config: TransformerConfig, port: str, right: Adapted) -> Outcome:
-    """Find the adapter of a port with a bug."""
-    return Outcome(port, right, adapt(make, config, budget=8))
-
-
-def kind_of(found: Outcome) -> str:
-    """What came of a bug: `no bug` if it is another layout alone, or does not act."""
-    if found.result.is_proved:
+def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
+    """Return what came of a bug, of whose lines some are wrong."""
+    if result.is_proved:
         return "no bug"
-    if found.wrong:
-        return "wrong"
-    return "settled" if found.result.is_settled else "asked"
+    return "wrong" if wrong else "settled" if result.is_settled else "asked"
 
 
-def main(folder: Path) -> None:
-    """Print a line for each bug."""
-    right: dict[str, Adapted] = {}
-    counts: Counter[str] = Counter()
-    for bug in BUGS:
-        port, new = bug["port"], bug["new"]
-        make, config = PORTS[port]
-        right.setdefault(port, adapt(make, config))
-        found = outcome(broken(folder, **bug), config, port, right[port])
-        kind = kind_of(found)
-        counts[kind] += 1
-        known, faults = found.result.found, {each.fault.id for each in found.result.found.faults}
-        told = f"asks for {len(known.unsettled)}, lost at {known.lost_at}" if known.lost_at else f"{faults or ''}"
-        print(f"{port:18} {new!r:60} {kind:8} {told} {found.wrong[:3]}", flush=True)  # noqa: T201
-    print(dict(counts))  # noqa: T201
+def _told(result: Adapted) -> str:
+    known, faults = result.found, {each.fault.id for each in result.found.faults}
+    return f"asks for {len(known.unsettled)}, lost at {known.lost_at}" if known.lost_at else f"{faults or ''}"
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def trials(options: argparse.Namespace) -> list[WrongTrial]:
+    """One for each bug."""
+    return [WrongTrial(**bug) for bug in BUGS]
+
+
+def _came_to(kind: str) -> Callable[[WrongTrial, Answer], bool]:
+    return lambda _, answer: answer["kind"] == kind
+
+
+MEASURES = [Measure(kind, _came_to(kind)) for kind in KINDS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from meta.independent.port import Port, build_with
 
 @dataclass(frozen=True)
 class Attack:
-    """A wrong port. `says` states the mistake; `fields` replace fields of the configuration `on`."""
+    """A wrong port. `says` states the mistake; `fields` replace fields of the configuration `case`."""
 
     id: str
     kind: str
     says: str
     build: Callable[..., Any]
-    on: str
+    case: str
     fields: tuple[tuple[str, Any], ...] = ()
     dtype: str = "float32"
 
@@ -31,30 +32,48 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def instead(method: str, function: Callable[..., Any]) -> type:
-    """Return a class whose `method` is `function(self, up, …)`, where `up` is the right one."""
+class Attacks:
+    """Attacks of one kind, the name of the subclass: each is a part of it, a class or a function.
+
+    A class is put before the right port. A function replaces the method that its second parameter is called after
+    (`call` for `__call__`), through which it is given the right one. `offered` ports have their capabilities.
+    """
+
+    offered = False
+
+    def __init_subclass__(cls) -> None:
+        for name, part in list(vars(cls).items()):
+            if inspect.isfunction(part) or inspect.isclass(part):
+                _register(cls, name, part)
+
+
+def on(case: str = "notes-lm", *, dtype: str = "float32", offers: bool = False, **fields: Any) -> Callable[[Any], Any]:
+    """Offer an attack on another configuration, with other fields, in another precision, or with its capabilities."""
+
+    def decorated(part: Any) -> Any:
+        part.settings = {"case": case, "dtype": dtype, "fields": tuple(fields.items())}
+        part.offers = offers or getattr(part, "offers", False)
+        return part
+
+    return decorated
+
+
+def _register(attacks: type[Attacks], name: str, part: Any) -> None:
+    id = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
+    base = Port if attacks.offered or getattr(part, "offers", False) else Model
+    mixin = part if inspect.isclass(part) else _instead(part)
+    settings = getattr(part, "settings", {"case": "notes-lm"})
+    kind, says = attacks.__name__.lower(), (part.__doc__ or "").strip()
+    ATTACKS.append(Attack(id, kind, says, build_with(mixin, base=base), **settings))
+
+
+def _instead(function: Callable[..., Any]) -> type:
+    """Return a class in which `function(self, right, …)` is a method; `right` is the one of the port."""
+    name = list(inspect.signature(function).parameters)[1]
+    method = f"__{name}__" if name in ("call", "init") else name
 
     def overriding(self: Any, *given: Any, **named: Any) -> Any:
         return function(self, functools.partial(getattr(super(made, self), method)), *given, **named)
 
     made = type(function.__name__, (), {method: overriding, "__doc__": function.__doc__})
     return made
-
-
-def attack(
-    kind: str, on: str = "notes-lm", *, dtype: str = "float32", at: str = "", offers: bool = False, **fields: Any
-) -> Callable[[Any], Any]:
-    """Register a class, or a function that overrides the method `at`, as an attack on the right port.
-
-    The port has its capabilities if the attack is of that kind, or `offers` them.
-    """
-
-    def register(part: Any) -> Any:
-        id = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", part.__name__).lower()
-        mixin = instead(at, part) if at else part
-        base = Port if offers or kind == "capabilities" or getattr(part, "offers", False) else Model
-        build = build_with(mixin, base=base)
-        ATTACKS.append(Attack(id, kind, (part.__doc__ or "").strip(), build, on, tuple(fields.items()), dtype))
-        return part
-
-    return register

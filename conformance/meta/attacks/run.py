@@ -1,15 +1,14 @@
-"""Run the attacks: `python -m meta.attacks.run [--only WORD] [--kind KIND]`, one line for each."""
+"""The pool `attacks`: wrong ports that want to be let through."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,15 @@ import meta.attacks.precision
 import meta.attacks.shapes  # noqa: F401 - importing them registers their attacks
 from meta.attacks import process
 from meta.attacks.attack import ATTACKS, Attack
-from meta.attacks.limits import LET_THROUGH
+from meta.trial import Answer, Measure
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
+
+LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
+LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
+"""The reason for each attack that is let through."""
 
 EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
@@ -37,45 +40,37 @@ SEARCH = 3.0
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The checker's answer to an attack."""
+class AttackTrial:
+    """An attack, which is checked in this process."""
 
-    id: str
-    kind: str
-    says: str
-    verdict: str
-    code: int | None
-    seconds: float
-    why: str = ""
+    attack: Attack
 
     @property
-    def let_through(self) -> bool:
-        """Return whether somebody who looks at the verdict, or at the exit code alone, takes the port for right."""
-        return self.code not in (1, 2, 3)
+    def id(self) -> str:
+        return self.attack.id
 
     def __str__(self) -> str:
-        mark = "LET THROUGH" if self.let_through else "caught"
-        return f"{mark:11} {self.kind:12} {self.id:36} {self.verdict:12} {self.code} {self.seconds:5.1f}s  {self.why}"
+        return f"{self.attack.kind}: {self.id}"
+
+    def run(self) -> dict[str, Any]:
+        try:
+            report = check(self.attack.build, dtype=self.attack.dtype, budget=SEARCH, **subject(self.attack))
+        except TransparityError as error:
+            return {"verdict": "refused", "code": 2, "why": str(error)[:200]}
+        verdict = str(report.verdict)
+        return {"verdict": verdict, "code": EXIT_CODES[verdict], "why": "; ".join(_causes(report))}
 
 
-def outcome(attack: Attack) -> Outcome:
-    """Check one attack in this process."""
-    began, why = time.perf_counter(), ""
-    verdict = "refused"
-    try:
-        report = check(attack.build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
-        verdict, why = str(report.verdict), "; ".join(_causes(report))
-    except TransparityError as error:
-        why = str(error)[:200]
-    seconds = time.perf_counter() - began
-    return Outcome(attack.id, attack.kind, attack.says, verdict, EXIT_CODES[verdict], seconds, why)
+def is_let_through(answer: Answer) -> bool:
+    """Return whether somebody who looks at the verdict, or at the exit code alone, takes the port for right."""
+    return answer["code"] not in (1, 2, 3)
 
 
 def subject(attack: Attack) -> dict[str, Any]:
     """The configuration of an attack, as arguments of `check`."""
-    if attack.on in PRESETS and not attack.fields:
-        return {"preset": attack.on}
-    return {"config": dataclasses.replace(CASES[attack.on], **dict(attack.fields))}
+    if attack.case in PRESETS and not attack.fields:
+        return {"preset": attack.case}
+    return {"config": dataclasses.replace(CASES[attack.case], **dict(attack.fields))}
 
 
 def _causes(report: Any) -> Iterator[str]:
@@ -83,55 +78,35 @@ def _causes(report: Any) -> Iterator[str]:
         yield f"{fault.where}: {' / '.join(cause.mistake for cause in fault.causes) or 'unexplained'}"
 
 
-def process_outcome(id: str) -> Outcome:
-    """Check one program of `process` from the command line."""
-    says, _ = process.PROGRAMS[id]
-    build = f"{Path(process.__file__)}:build_{id.replace('-', '_')}"
-    command = [sys.executable, "-m", "transparity_conformance", "check", build, "--preset", "notes-lm"]
-    if "never" in id and "--timeout" in _help():
-        command += ["--timeout", "15"]
-    began = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT, check=False, start_new_session=True, env=os.environ
-        )
-        code, text = done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired:
-        code, text = 124, f"no answer within {LIMIT} s"
-    verdict = "traceback" if "Traceback" in text else {0: "agrees", 1: "diverges", 2: "refused"}.get(code, "")
-    why = re.sub(r"\s+", " ", text).strip()[-120:]
-    return Outcome(id, "process", says, verdict or "inconclusive", code, time.perf_counter() - began, why)
+@dataclass(frozen=True)
+class ProcessTrial:
+    """A program of `process`, which is checked from the command line."""
+
+    id: str
+
+    def __str__(self) -> str:
+        return f"process: {self.id}"
+
+    def run(self) -> dict[str, Any]:
+        build = f"{Path(process.__file__)}:build_{self.id.replace('-', '_')}"
+        command = [sys.executable, "-m", "transparity_conformance", "check", build, "--preset", "notes-lm"]
+        command += ["--timeout", "15"] * ("never" in self.id)
+        given: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT, "start_new_session": True}
+        try:
+            done = subprocess.run(command, **given, check=False)
+            code, text = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            code, text = 124, f"no answer within {LIMIT} s"
+        verdict = "traceback" if "Traceback" in text else {0: "agrees", 1: "diverges", 2: "refused"}.get(code, "")
+        return {"verdict": verdict or "inconclusive", "code": code, "why": re.sub(r"\s+", " ", text).strip()[-120:]}
 
 
-def _help() -> str:
-    command = [sys.executable, "-m", "transparity_conformance", "check", "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def trials(options: argparse.Namespace) -> list[AttackTrial | ProcessTrial]:
+    """Every attack, then every program."""
+    return [*map(AttackTrial, ATTACKS), *map(ProcessTrial, process.PROGRAMS)]
 
 
-def outcomes(kind: str | None = None, only: str = "") -> Iterator[Outcome]:
-    """Every attack's outcome, of a kind, with a word in its id."""
-    for attack in ATTACKS:
-        if kind in (None, attack.kind) and only in attack.id:
-            yield outcome(attack)
-    for id in process.PROGRAMS:
-        if kind in (None, "process") and only in id:
-            yield process_outcome(id)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print every outcome; 1 if an attack is let through that `LET_THROUGH` lacks, or caught that it has."""
-    parser = argparse.ArgumentParser(description="Offer wrong ports to the checker.")
-    parser.add_argument("--kind")
-    parser.add_argument("--only", default="")
-    options = parser.parse_args(arguments)
-    let_through, number, surprises = 0, 0, list[str]()
-    for found in outcomes(options.kind, options.only):
-        print(found, flush=True)  # noqa: T201 - its answer
-        let_through, number = let_through + found.let_through, number + 1
-        surprises += [found.id] * (found.let_through != (found.id in LET_THROUGH))
-    print(f"{number} attacks, {let_through} let through; not as listed: {', '.join(surprises) or 'none'}")  # noqa: T201
-    return int(bool(surprises))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+MEASURES = (
+    Measure("caught", lambda _, answer: not is_let_through(answer)),
+    Measure("as listed", lambda trial, answer: is_let_through(answer) == (trial.id in LET_THROUGH), 1.0),
+)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from meta.audits.measure import audit_alone
-from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
+from meta.audits.measure import FOLDER, PLANTED, RIGHT, Planted, audit_alone
 from transparity_conformance.running.loading import load_port
 
-SAMPLE = (*FIELDS[::20], *LOADING[::20])
+FIELDS, TENSORS = ([each for each in PLANTED if each.kind == kind] for kind in ("field", "tensor"))
+SAMPLE = (*FIELDS[::20], *TENSORS[::20])
 
 
 @pytest.mark.parametrize("planted", SAMPLE, ids=str)
 def test_a_planted_fault_is_found_by_its_name(planted: Planted, tmp_path: Path) -> None:
-    load = load_port(f"{written(planted, tmp_path)}:load")
+    load = load_port(f"{planted.written(tmp_path)}:load")
     assert planted.name in audit_alone(load, planted.family, tmp_path)
 
 
@@ -26,12 +26,12 @@ def test_a_right_loader_has_no_fault(name: str, family: str, tmp_path: Path) -> 
 
 def test_there_are_as_many_faults_as_were_asked_for_and_each_has_its_place(tmp_path: Path) -> None:
     assert len(FIELDS) >= 40
-    assert len(LOADING) >= 40
-    for planted in (*FIELDS, *LOADING):
+    assert len(TENSORS) >= 40
+    for planted in PLANTED:
         assert planted.family in RIGHT[planted.loader]
-        compile(written(planted, tmp_path).read_text(encoding="utf-8"), planted.loader, "exec")
+        compile(planted.written(tmp_path).read_text(encoding="utf-8"), planted.loader, "exec")
 
 
 def test_a_fault_without_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 0 places"):
-        written(Planted("bert_module", "bert", "", "no such line", ""), tmp_path)
+        Planted("bert_module", "bert", "", "no such line", "").written(tmp_path)

@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from meta.edits import PoolError
-from meta.pool.bug import Bug, read
+from meta.pool.bug import Bug, PoolError, read
 
 BUGS = Path(__file__).parent / "bugs"
 

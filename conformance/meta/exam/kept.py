@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from meta.exam.bug import exam, twins_by_bug
+from meta.page import DOCS
 from meta.pool.judge import Judged, judged
 
-FILE = Path(__file__).parents[3] / "docs/exam.json"
+FILE = DOCS / "exam.json"
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
 """What is kept of a bug's table, for the page."""
@@ -46,7 +47,7 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
     """The row of a bug with a new judgement."""
     bug = exam()[name]
-    judgement = {key: value for key, value in now.as_dict().items() if key in JUDGED}
+    judgement = {key: value for key, value in vars(now).items() if key in JUDGED}
     told = {key: getattr(bug, key) for key in TOLD}
     first = judgement if before is None else before["first"]
     return {**told, "rules": list(now.rules), "seconds": now.seconds, **judgement, "first": first}

@@ -1,4 +1,4 @@
-"""The exam as a pool of `meta.measure`: each bug runs in a process of its own, and its result is kept.
+"""The pool `exam`: each bug runs in a process of its own, and its result is kept.
 
 An interrupted exam goes on where it was. A result is used again as long as its bug, its subject and the checker are
 what they were (`--keep`: whatever the checker is).
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import transparity_conformance
-from meta.edits import PoolError
 from meta.exam import run
 from meta.exam.bug import exam, twins_by_bug
-from meta.exam.scores import scores
-from meta.pool.bug import Bug
-from meta.pool.judge import Answer, Judged, Share, judged
+from meta.exam.rules import scores
+from meta.pool.bug import Bug, PoolError
+from meta.pool.judge import Judged, judged
+from meta.trial import Answer, Share
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
@@ -112,6 +112,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[ExamTrial]:
+    """Every bug and every twin."""
+    again = options.again
+    return [
+        ExamTrial(bug, options.cache, options.keep, again is not None and again in bug.id) for bug in exam().values()
+    ]
+
+
+def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[ExamTrial]:
     """The bugs with a word in their id or story, or a sample of them, and their twins."""
     by_id, word = exam(), options.only
     twins = twins_by_bug(list(by_id.values()))
@@ -119,12 +127,7 @@ def trials(options: argparse.Namespace) -> list[ExamTrial]:
     if options.sample:
         found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     wanted = {*found, *(twins[name] for name in found)}
-    again = options.again
-    return [
-        ExamTrial(bug, options.cache, options.keep, again is not None and again in bug.id)
-        for bug in by_id.values()
-        if bug.id in wanted
-    ]
+    return [trial for trial in every if trial.bug.id in wanted]
 
 
 def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:

@@ -15,9 +15,9 @@ from typing import Any
 from meta.exam import kept
 from meta.exam.bug import exam
 from meta.exam.kept import Row, judgements
-from meta.exam.rules import RULES
-from meta.exam.scores import TARGETS, rule_scores, scores
-from meta.pool.judge import Share
+from meta.exam.rules import RULES, TARGETS, rule_scores, scores
+from meta.page import table, with_part
+from meta.trial import Share
 
 PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
 
@@ -30,13 +30,6 @@ def bugs_of(rows: Rows) -> Rows:
 
 def percent(share: Share) -> str:
     return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", " %)")
-
-
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A Markdown table; the columns `right` are aligned to the right."""
-    rule = "|".join("--:" if column in right else "---" for column in range(len(heads)))
-    body = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
-    return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *body])
 
 
 def beside_rules(rows: Rows) -> str:
@@ -131,11 +124,7 @@ PARTS: dict[str, Callable[[Rows], str]] = {
 def rendered(page: str, rows: Rows) -> str:
     """The page with every part as the rows have it."""
     for name, render in PARTS.items():
-        begin, end = f"<!-- {name}: written by meta.exam.page -->", f"<!-- end of {name} -->"
-        if page.count(begin) != 1:
-            raise ValueError(f"{PAGE} has {page.count(begin)} places for {name!r}; expected one.")
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n{render(rows)}\n{end}{rest.partition(end)[2]}"
+        page = with_part(page, name, render(rows))
     return page
 
 

@@ -1,11 +1,14 @@
-"""The rules by which people decide today that a port is right, on logits of one row: each returns whether it passes."""
+"""The rules by which people decide that a port is right, on logits of one row, and the scores of an exam."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from meta.pool.judge import Judged
+from meta.trial import Share, share
 
 SHORT, LONG = 5, 32
 """Tokens of the two inputs."""
@@ -73,3 +76,32 @@ def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
     if port is None or port.shape != right.shape or not np.isfinite(port).all():
         return False
     return rule.passes(port.astype(np.float64), right)
+
+
+TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins left alone": 1.0}
+
+
+def scores(found: Sequence[Judged]) -> list[Share]:
+    """The checker's shares: of all bugs, those named and placed; of those that diverge in a forward pass, the lines."""
+    wrong = [each for each in found if not each.control]
+    right = [each for each in found if each.control]
+    counts = {
+        "detected": [bool(each.detected) for each in wrong],
+        "placed": [each.placed for each in wrong if each.placed is not None],
+        "named": [each.named for each in wrong],
+        "falsely named": [bool(each.falsely) for each in wrong],
+        "right line": [each.line for each in wrong if each.line is not None],
+        "controls and twins left alone": [not each.detected for each in right],
+    }
+    return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
+
+
+def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
+    """For each rule, the bugs that it detects, and the controls and twins that it fails."""
+    wrong = [each for each in found if not each.control]
+    right = [each for each in found if each.control]
+
+    def failing(name: str, of: Sequence[Judged]) -> Share:
+        return share(RULES[name].says, [name in each.rules for each in of])
+
+    return {name: (failing(name, wrong), failing(name, right)) for name in RULES}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from meta.edits import PoolError
 from meta.exam.bug import exam
 from meta.exam.rules import LONG, SHORT, failed
-from meta.pool import patching
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
@@ -31,6 +33,40 @@ from transparity_conformance.running.process.running import built, run
 from transparity_numpy.transformer import transformer
 
 Port = Callable[..., Any]
+
+
+class PatchedFinder(importlib.abc.MetaPathFinder):
+    """Finds the module of one file at another one."""
+
+    def __init__(self, original: Path, patched: Path) -> None:
+        self.original, self.patched = original.resolve(), patched
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or Path(spec.origin).resolve() != self.original:
+            return None
+        return importlib.util.spec_from_file_location(
+            fullname, self.patched, submodule_search_locations=spec.submodule_search_locations
+        )
+
+
+def install(bug: Bug, folder: Path) -> Path:
+    """Write the patched file below `folder`, have it imported, and return it; raises if it is imported already."""
+    patched = folder / bug.file
+    patched.parent.mkdir(parents=True, exist_ok=True)
+    patched.write_text(bug.text(), encoding="utf-8")
+    if is_imported(bug.path):
+        raise PoolError(f"{bug.file} was imported before it was patched.")
+    sys.meta_path.insert(0, PatchedFinder(bug.path, patched))
+    return patched
+
+
+def is_imported(file: Path) -> bool:
+    """Return whether a module of this file is imported."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return any(found is not None and Path(found).resolve() == file.resolve() for found in files)
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
@@ -51,7 +87,7 @@ def port_of(bug: Bug, subject: Any) -> Port:
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
     """Patch, check, and try the rules; the result as JSON values, lines relative to `folder`."""
-    patched = None if bug.is_twin else patching.install(bug, folder)
+    patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)
     began = time.perf_counter()
@@ -64,7 +100,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
         result |= {"error": str(error)}
     result["seconds"] = round(time.perf_counter() - began, 1)
     result["rules"] = rules_failed(port, config, bug.family)
-    if patched is not None and not patching.is_imported(patched):
+    if patched is not None and not is_imported(patched):
         raise PoolError(f"{bug.id}: the subject never imports {bug.file}.")
     return result
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.exam import kept, page
+from meta.exam import kept, page, run
 from meta.exam.bug import exam, twins_by_bug
-from meta.exam.rules import RULES, failed
-from meta.exam.scores import scores
-from meta.pool import patching
+from meta.exam.rules import RULES, failed, scores
 from meta.pool.bug import Bug
 from meta.pool.judge import judged
 
@@ -85,12 +83,12 @@ def test_the_patched_file_is_imported_under_its_own_name(tmp_path: Path, monkeyp
     bug = Bug("a", "g", file=str(tmp_path / "victim_of_exam.py"), hunks=({"old": "1", "new": "2"},))
     patched = tmp_path / "patched.py"
     patched.write_text(bug.text())
-    sys.meta_path.insert(0, patching.PatchedFinder(bug.path, patched))
+    sys.meta_path.insert(0, run.PatchedFinder(bug.path, patched))
     import victim_of_exam  # type: ignore[import-not-found]
 
     assert victim_of_exam.value == 2
-    assert patching.is_imported(patched)
-    assert not patching.is_imported(bug.path)
+    assert run.is_imported(patched)
+    assert not run.is_imported(bug.path)
 
 
 BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm-eps",), told=("eps",), sites=("norm",))

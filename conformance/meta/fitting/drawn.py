@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tomllib
+from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -19,43 +22,18 @@ from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, d
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer
 
-MOST = 6
+MOST_DEPARTURES = 6
 
-WORDS = {
-    "encoder": "enc",
-    "decoder": "dec",
-    "layers": "blocks",
-    "self_attention": "attn",
-    "cross_attention": "xattn",
-    "feed_forward": "mlp",
-    "query": "wq",
-    "key": "wk",
-    "value": "wv",
-    "output": "wo",
-    "up": "fc1",
-    "gate": "fc3",
-    "down": "fc2",
-    "token_embedding": "tok_emb",
-    "position_embedding": "pos_emb",
-    "self_attention_norm": "ln_1",
-    "feed_forward_norm": "ln_2",
-}
-"""The names of the drawn modules, so that they are not ours."""
-
-SKIPPED = {*NOT_RUN, "architecture", "rotary_low_frequency", "rotary_high_frequency", "head", "shared_embedding"}
-SKIPPED |= {"attention_norm", "head_transform", "head_transform_bias", "class_token", "mixer"}
-SKIPPED |= {"relative_bias", "attention_sinks", "gate_limit", "up_offset"}
-SKIPPED |= {"num_experts", "experts_per_token", "shared_expert_dim", "shared_expert_gate"}
-SKIPPED |= {name for name in FIELD_TYPES if name.startswith("router_")}
-SKIPPED |= {"window_kind", "query_temperature", "query_temperature_length", "query_temperature_first"}
-SKIPPED |= {"rotary_truncate", "rotary_attention_factor", "rotary_short_factors", "rotary_long_factors"}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("drawn.toml").read_text(encoding="utf-8"))
+WORDS: dict[str, str] = _TABLES["words"]
+SKIPPED = {*NOT_RUN, *_TABLES["skipped"], *(name for name in FIELD_TYPES if name.startswith("router_"))}
 
 SCALINGS = ("none", "linear", "llama3")
 """The scalings of rotary positions that `fit` finds."""
 
 
 class Drawn(Model):
-    """The independent port with a batch norm, and the precision of its parameters."""
+    """The independent port with convolutions and a batch norm as modules have them, in its parameters' precision."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,26 +43,6 @@ class Drawn(Model):
     def dtype(self, value: torch.dtype) -> None:
         pass
 
-    def run(self, **given: Any) -> Tensor:
-        if "pixels" not in given:
-            return super().run(**given)
-        x, _ = self.encode(given["pixels"])
-        real = torch.ones(x.shape[:2], dtype=torch.bool)
-        return self.head(self.pooled(x, real, real) if self.c.is_pooled else x)
-
-    def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
-        if not (self.c.reads_pixels or self.c.reads_frames):
-            return super().encode(ids, mask, types)
-        x = self.patches(ids) if self.c.reads_pixels else self.audio(ids)
-        own = self.c.for_stack("encoder")
-        if own.positions == "learned":
-            x = x + self.p["encoder.position_embedding.weight"][own.position_offset :][: x.shape[1]]
-        elif own.positions == "sinusoidal":
-            x = x + self.sinusoids(x.shape[1]).to(x.dtype)
-        x = self.norm("encoder.embedding_norm", x) if self.c.embedding_norm else x
-        real = self.padding(torch.ones(x.shape[:2], dtype=torch.bool))
-        return self.layers("encoder", x, torch.arange(x.shape[1])[None], real), real
-
     def patches(self, pixels: Tensor) -> Tensor:
         """Patches by a convolution, behind the class token."""
         at, size = "encoder.patch_projection", self.c.patch_size
@@ -93,10 +51,10 @@ class Drawn(Model):
         token = [self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1)] if self.c.class_token else []
         return torch.cat([*token, x], 1)
 
-    def audio(self, frames: Tensor) -> Tensor:
+    def frames(self, mel: Tensor) -> Tensor:
         """Frames by two convolutions."""
-        assert frames.shape[-1] == self.c.num_frames, "another length"
-        x = frames
+        assert mel.shape[-1] == self.c.num_frames, "another length"
+        x = mel
         for name, stride in (("first", 1), ("second", 2)):
             at = f"encoder.{name}_convolution"
             x = F.gelu(F.conv1d(x, self.p[f"{at}.weight"], self.p[f"{at}.bias"], stride, 1))
@@ -145,61 +103,26 @@ def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarr
     return value.reshape(len(value), -1, 3) if name.startswith("encoder.") and "convolution.weight" in name else value
 
 
-class Seeing(Module):
-    def forward(self, image: Tensor) -> Tensor:
-        return self.core.run(pixels=image)
-
-
-class Lone(Module):
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.core.run(tokens=tokens)
-
-
-class Masked(Module):
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(tokens=tokens, attention_mask=attention_mask)
-
-
-class Typed(Module):
-    def forward(self, tokens: Tensor, token_types: Tensor) -> Tensor:
-        return self.core.run(tokens=tokens, token_types=token_types)
-
-
-class MaskedAndTyped(Module):
-    def forward(self, tokens: Tensor, token_types: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(tokens=tokens, token_types=token_types, attention_mask=attention_mask)
-
-
-class Translating(Module):
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.core.run(source=source, target=target)
-
-
-class MaskedTranslating(Module):
-    def forward(self, source: Tensor, target: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.core.run(source=source, target=target, attention_mask=attention_mask)
-
-
-KINDS = {
-    (True, False, False): Translating,
-    (True, True, False): MaskedTranslating,
-    (False, False, False): Lone,
-    (False, True, False): Masked,
-    (False, False, True): Typed,
-    (False, True, True): MaskedAndTyped,
-}
-
-
 def module(config: TransformerConfig, seed: int = 0) -> Module:
-    """The module of a configuration."""
-    if config.reads_pixels:
-        return Seeing(config, seed)
-    masked, typed = (name in config.further_inputs for name in ("attention_mask", "token_types"))
-    return KINDS[config.architecture == "encoder-decoder", masked, typed](config, seed)
+    """The module of a configuration, whose `forward` takes the inputs by name; a mask may be left out."""
+    names = {"image" if name == "pixels" else name: name for name in config.input_names}
+    names |= {name: name for name in ("token_types", "attention_mask") if name in config.further_inputs}
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    for name in names:
+        default = None if name == "attention_mask" else Parameter.empty
+        parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    signature = Signature(parameters)
+
+    def forward(*given: Any, **named: Any) -> Tensor:
+        self, *values = signature.bind(*given, **named).args
+        return self.core.run(**dict(zip(names.values(), values, strict=False)))
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return type("Drawn", (Module,), {"forward": forward})(config, seed)
 
 
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
-    """A template, and a configuration with sizes of its own and up to `MOST` fields changed, each of which acts.
+    """A template and a configuration with its own sizes and up to `MOST_DEPARTURES` fields changed, each of which acts.
 
     What `fit` does not find yet is left out: layers that differ in their positions, experts (of Qwen3-Next, the
     feed-forwards are dense here), attention without a norm, a transform in front of the head, and some scalings of
@@ -210,7 +133,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
     template = template_of(name)
     sized = (_sized(template, dice) for _ in range(1000))
     config = next(config for config in sized if config is not None)
-    wanted = dice.randint(0, MOST)
+    wanted = dice.randint(0, MOST_DEPARTURES)
     fields = [field for field in FIELD_TYPES if field not in SKIPPED | SIZES]
     for _ in range(50):
         if len(differences(config, template)) >= wanted:

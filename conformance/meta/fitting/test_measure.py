@@ -1,4 +1,4 @@
-"""A sample of `python -m meta.fitting.measure`: the configurations of drawn modules are found."""
+"""A sample of `python -m meta.measure --pool fitting`: the configurations of drawn modules are found."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from meta.fitting.drawn import MOST, drawn, module, template_of
-from meta.fitting.measure import compared, outcome
+from meta.fitting.drawn import MOST_DEPARTURES, drawn, module, template_of
+from meta.fitting.measure import FittingTrial, compared, is_found
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
 
@@ -19,13 +19,13 @@ than positions, and a multiplier of tokens beside positions (twice)."""
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_a_drawn_configuration_is_found(seed: int) -> None:
-    made = outcome(seed)
-    assert made.is_found, made
+    answer = FittingTrial(seed).run()
+    assert is_found(answer), answer
 
 
 def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields() -> None:
     counts = [len(differences(config, template_of(name))) for name, config in map(drawn, range(12))]
-    assert min(counts) >= 0 and max(counts) == MOST
+    assert min(counts) >= 0 and max(counts) == MOST_DEPARTURES
 
 
 @pytest.mark.long

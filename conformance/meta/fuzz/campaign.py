@@ -1,4 +1,4 @@
-"""The doors, and how many of 20,000 inputs each is given: `python -m meta.fuzz [--inputs N] [--only DOOR]`."""
+"""The pool `fuzz`: the doors, and how many of 20,000 inputs each is given."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
-from meta.fuzz.strategies import Draw, Hostile, T
+from meta.fuzz.strategies import QUIETLY, Draw, Hostile, T
+from meta.trial import Answer, Measure
 from transparity_conformance.oracle.backends import installed
 
 Door = Callable[[Draw, Path], str]
@@ -63,14 +64,7 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
     found: list[Outcome] = []
 
     @seed(number)
-    @settings(
-        max_examples=inputs,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
+    @settings(QUIETLY, max_examples=inputs, phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False)
     @given(st.data())
     def try_one(data: st.DataObject) -> None:
         def draw(strategy: st.SearchStrategy[T], /) -> T:
@@ -78,7 +72,7 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
                 return data.draw(strategy.map(Unshown)).value
 
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-            found.append(outcome(door.__name__, lambda: door(draw, Path(folder))))
+            found.append(outcome(lambda: door(draw, Path(folder))))
         assert not found[-1].violation
 
     with suppress(AssertionError):  # it is among what was found
@@ -86,26 +80,41 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
     return found
 
 
-def summary(name: str, found: list[Outcome]) -> str:
-    """Return a line of a door: what became of its inputs, the slowest, the largest, and a violation."""
-    counts = ", ".join(f"{what} {count}" for what, count in Counter(each.what for each in found).most_common())
-    most = max(each.seconds for each in found), max(each.megabytes for each in found)
-    wrong = [each.violation for each in found if each.violation]
-    end = f"\n  {wrong[-1]}" if wrong else ""  # the last one is the smallest
-    return f"{name}: {len(found)} inputs ({counts}); at most {most[0]:.2f} s, {most[1]:.0f} MB{end}"
+@dataclass(frozen=True)
+class DoorTrial:
+    """Inputs of a door; importing a framework is no part of one."""
+
+    door: Door
+    inputs: int
+    seed: int
+
+    def __str__(self) -> str:
+        return self.door.__name__
+
+    def run(self) -> dict[str, Any]:
+        for name in installed():
+            columns.model(name)
+        found = judged(self.door, self.inputs, self.seed)
+        return {
+            "what": Counter(each.what for each in found),
+            "longest": max(each.seconds for each in found),
+            "megabytes": max(each.megabytes for each in found),
+            "violations": [each.violation for each in found if each.violation],
+        }
 
 
-def main() -> int:
-    """Run the inputs that the arguments ask for; 1 if one was not answered as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", type=int, default=TOTAL)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="DOOR", choices=["", *(door.__name__ for door in DOORS)])
-    options, found = parser.parse_args(), list[Outcome]()
-    for name in installed():
-        columns.model(name)  # importing a framework is not a part of an input
-    for door in (door for door in DOORS if options.only in ("", door.__name__)):
-        found += (of_door := judged(door, inputs_of(door, options.inputs), options.seed))
-        print(summary(door.__name__, of_door), flush=True)  # noqa: T201
-    print(summary("all", found))  # noqa: T201
-    return int(any(each.violation for each in found))
+
+
+def trials(options: argparse.Namespace) -> list[DoorTrial]:
+    """Every door with its part of the inputs."""
+    return [DoorTrial(door, inputs_of(door, options.inputs), options.seed) for door in DOORS]
+
+
+def _right(trial: DoorTrial, answer: Answer) -> tuple[int, int]:
+    inputs = sum(answer["what"].values())
+    return inputs - len(answer["violations"]), inputs
+
+
+MEASURES = (Measure("a verdict or a sentence, in time", _right, 1.0),)

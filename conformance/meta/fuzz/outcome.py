@@ -35,9 +35,7 @@ class Outcome:
         violation: the reason why this is not what an input is owed; empty if it is.
     """
 
-    kind: str
     what: str
-    sentence: str = ""
     seconds: float = 0.0
     megabytes: float = 0.0
     violation: str = ""
@@ -51,10 +49,10 @@ class WrongAnswerError(Exception):
     """The answer itself is wrong, such as agreement with a port that is wrong."""
 
 
-def outcome(kind: str, run: Callable[[], str]) -> Outcome:
+def outcome(run: Callable[[], str]) -> Outcome:
     """Run one input, and judge what it does."""
     before, began = peak(), time.perf_counter()
-    what, sentence, violation = "", "", ""
+    what, violation = "", ""
     try:
         with _limited(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -62,8 +60,7 @@ def outcome(kind: str, run: Callable[[], str]) -> Outcome:
     except (StopTest, HypothesisException):
         raise  # the input was not drawn to its end
     except TransparityError as error:
-        what, sentence = type(error).__name__, str(error)
-        violation = unreadable(sentence)
+        what, violation = type(error).__name__, unreadable(str(error))
     except TooLong:
         what, violation = "no answer", f"no answer within {SECONDS:g} s"
     except WrongAnswerError as error:
@@ -73,7 +70,7 @@ def outcome(kind: str, run: Callable[[], str]) -> Outcome:
     seconds, megabytes = time.perf_counter() - began, peak() - before
     if not violation and megabytes > MEGABYTES:
         violation = f"the memory grew by {megabytes:.0f} MB"
-    return Outcome(kind, what, sentence, seconds, megabytes, violation)
+    return Outcome(what, seconds, megabytes, violation)
 
 
 def unreadable(sentence: str) -> str:

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,34 +131,9 @@ def port_check(draw: Draw, folder: Path) -> str:
     return report.verdict
 
 
-SOURCES = (
-    "raise {error}({text!a})",
-    "import sys; sys.exit({number})",
-    "def build(config, parameters): raise {error}({text!a})",
-    "build = {number}",
-    "def build(",
-    "\0",
-    "\xff",
-    "import no_such_module",
-    "def __getattr__(name): raise {error}({text!a})",
-    "class build:\n    def __init__(self, *_): raise {error}",
-    "",
-    *(
-        f"import os, sys, numpy as np\ndef build(config, parameters): return lambda tokens: {answer}"
-        for answer in (
-            "{text!a}",
-            "np.zeros((*tokens.shape, {number} or 5))",
-            "np.ones((*tokens.shape, 5)) * {number}",
-            "sys.exit({number})",
-        )
-    ),
-)
-HARM = (
-    "import os, sys\nos.close(1); sys.stdout = None\nraise {error}",
-    "import os\ndef build(config, parameters): os._exit({number})",
-    "import os\ndef build(config, parameters): return lambda **tokens: os.kill(os.getpid(), {number})",
-)
-"""Actions that only an isolated process survives."""
+_TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("ports.toml").read_text(encoding="utf-8"))
+SOURCES, HARM, PROGRAMS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "programs"))
+"""Files of ports, actions that only an isolated process survives, and programs."""
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
@@ -178,23 +154,6 @@ def port_file(draw: Draw, folder: Path) -> str:
     return ACCEPTED
 
 
-PROGRAMS = (
-    "true",
-    "false",
-    "exit {number}",
-    "kill -{number} $$",
-    "cp {source} {actual}",
-    "cp {source} {actual}; exit {number}",
-    "cp {source} {actual}; kill -9 $$",
-    "mkdir {actual}",
-    "mkfifo {actual}",
-    "ln -s {actual} {actual}",
-    "ln -s /dev/zero {actual}",
-    "truncate -s 8T {actual}",
-    "printf '\\033[2J\\342\\200\\256%300s' x >&2; exit 1",
-    "head -c 1000000 /dev/urandom >&2; exit 2",
-    "rm -rf {bundle}",
-)
 NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 

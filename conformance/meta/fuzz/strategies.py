@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
+QUIETLY = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 Data = TypeVar("Data", str, bytes)
 
 
@@ -134,13 +135,7 @@ def examples(strategy: SearchStrategy[T], count: int, number: int = 0) -> list[T
     found: list[T] = []
 
     @seed(number)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUIETLY, max_examples=count)
     @given(st.data())
     def take(data: st.DataObject) -> None:
         found.append(data.draw(strategy))

@@ -43,13 +43,13 @@ def test_what_no_input_is_owed_is_found(error: BaseException, violation: str) ->
     def run() -> str:
         raise error
 
-    assert outcome("test", run).violation.startswith(violation)
+    assert outcome(run).violation.startswith(violation)
 
 
 def test_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter([200.0, 200.0 + MEGABYTES + 1])
     monkeypatch.setattr("meta.fuzz.outcome.peak", lambda: next(peaks))
-    assert outcome("test", lambda: "").violation == "the memory grew by 1001 MB"
+    assert outcome(lambda: "").violation == "the memory grew by 1001 MB"
 
 
 def test_a_violation_is_made_as_small_as_it_can_be() -> None:

@@ -1,4 +1,4 @@
-"""Measure alignment: `python -m meta.listening.alignment [--framework NAME] [--case NAME] [--faults N]`.
+"""The pool `alignment`: activations of ports, found by their values.
 
 The columns, and independent ports with a catalogued fault each, are listened to while they return only their logits;
 what is found is compared with the taps that they show otherwise. At least 95 % have to be found, and none wrongly.
@@ -7,17 +7,18 @@ what is found is compared with the taps that they show otherwise. At least 95 % 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from meta.pool.port import CASES, port_with
 from meta.pool.trials import Trial, single_trials
+from meta.trial import Answer, Measure
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
@@ -30,33 +31,22 @@ from transparity_conformance.running.process.running import built, run_listening
 
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 
-SHARE = 0.95
-"""The target."""
+FOUND = 0.95
+"""The share of the taps that has to be found."""
 
 Build = Callable[..., Callable[..., Arrays]]
 
 
-@dataclass(frozen=True)
-class Aligned:
-    """What was found of one port."""
-
-    port: str
-    taps: int
-    found: int
-    wrong: tuple[str, ...]
-    """Taps whose values are not the port's own."""
-
-
-def aligned(name: str, build: Build, probe: Probe) -> Aligned:
-    """Listen to the logits of a port, and compare what is found with its own taps."""
+def aligned(build: Build, probe: Probe) -> dict[str, Any]:
+    """Listen to the logits of a port; return how many of its own taps are found, and those found wrongly."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)
     plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
     found, _ = read(plan, probe, operations, taps["logits"])
     shown = found.keys() & own.keys()  # a fault may leave a tap out
-    wrong = tuple(tap for tap in own if tap in shown and not _is_same(found[tap], own[tap]))
-    return Aligned(name, len(own), len(shown), wrong)
+    wrong = [tap for tap in own if tap in shown and not _is_same(found[tap], own[tap])]
+    return {"taps": len(own), "found": len(shown), "wrong": wrong}
 
 
 def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
@@ -76,25 +66,26 @@ def column(framework: str) -> Build:
     return build
 
 
-def right_ports(frameworks: Sequence[str], cases: Mapping[str, Any]) -> Iterator[tuple[str, Build, Probe]]:
-    """Every column, on one row of each configuration."""
-    for case, config in cases.items():
-        probe = aligned_probe(next(iter(probes_of(config, case).values())))
-        yield from ((f"{case}, {framework}", column(framework), probe) for framework in frameworks)
+@functools.cache
+def _probe(case: str) -> Probe:
+    """One row of a configuration."""
+    return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
-def wrong_ports(cases: Mapping[str, Any], number: int) -> Iterator[tuple[str, Build, Probe]]:
-    """Return independent ports with one catalogued fault each, the same number for every configuration."""
-    steady = [each for each in single_trials("fault") if each.view == "operations" and _is_steady(each)]
-    for case, config in cases.items():
-        single = [trial for trial in steady if trial.case == case]
-        probe = aligned_probe(next(iter(probes_of(config, case).values())))
-        for trial in random.Random(0).sample(single, min(number, len(single))):
-            yield str(trial), port_with(*trial.bugs), probe
+@dataclass(frozen=True)
+class AlignmentTrial:
+    """A port of a group: a column, or the independent port with a fault."""
 
+    group: str
+    name: str
+    case: str
+    build: Build
 
-def _is_steady(trial: Trial) -> bool:
-    return not {"dropout-active", "low-precision"} & set(trial.bugs[0].causes)
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self) -> dict[str, Any]:
+        return aligned(self.build, _probe(self.case))
 
 
 def of_logits(build: Build) -> Build:
@@ -107,34 +98,48 @@ def of_logits(build: Build) -> Build:
     return silent
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the share of taps found; 1 if it is below the target, or any is wrong."""
-    parser = argparse.ArgumentParser(description="Measure how many taps are found by value, and how many wrongly.")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--faults", type=int, default=4, metavar="N", help="wrong ports of each configuration")
-    options = parser.parse_args(arguments)
-    console = Console()
-    cases = {name: config for name, config in CASES.items() if name in (options.case or [name])}
-    shown = Table("ports", "number", "taps", "found", "wrong", title="Alignment by value")
-    reached = True
-    frameworks = options.framework or FRAMEWORKS
-    groups = {f"right, {each}": right_ports([each], cases) for each in frameworks}
-    groups["with a fault"] = wrong_ports(cases, options.faults)
-    for title, ports in groups.items():
-        answers = []
-        for name, build, probe in ports:
-            answers.append(answer := aligned(name, build, probe))
-            if answer.wrong or answer.found < answer.taps:
-                wrongly = f", wrongly {', '.join(answer.wrong)}" if answer.wrong else ""
-                console.print(f"{name}: {answer.found} of {answer.taps} found{wrongly}", highlight=False)
-        taps, found = sum(each.taps for each in answers), sum(each.found for each in answers)
-        wrong = sum(len(each.wrong) for each in answers)
-        shown.add_row(title, str(len(answers)), str(taps), str(found), str(wrong))
-        reached &= found >= SHARE * taps and not wrong
-    console.print(shown)
-    return 0 if reached else 1
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def trials(options: argparse.Namespace) -> list[AlignmentTrial]:
+    """Every column on each configuration, and independent ports with a catalogued fault, as many for each."""
+    cases = options.case or list(CASES)
+    right = [
+        AlignmentTrial(f"right, {framework}", f"{case}, {framework}", case, column(framework))
+        for framework, case in itertools.product(options.framework or FRAMEWORKS, cases)
+    ]
+    steady = [each for each in single_trials("fault") if each.view == "operations" and _is_steady(each)]
+    wrong = []
+    for case in cases:
+        single = [trial for trial in steady if trial.case == case]
+        drawn = random.Random(0).sample(single, min(options.faults, len(single)))
+        wrong += [AlignmentTrial("with a fault", str(trial), case, port_with(*trial.bugs)) for trial in drawn]
+    return [*right, *wrong]
+
+
+def _is_steady(trial: Trial) -> bool:
+    return not {"dropout-active", "low-precision"} & set(trial.bugs[0].causes)
+
+
+def line_of(trial: AlignmentTrial, answer: Answer) -> str:
+    """Return what was not found, or found wrongly."""
+    if answer["found"] == answer["taps"] and not answer["wrong"]:
+        return ""
+    return f"{trial}: {answer['found']} of {answer['taps']} found, wrongly {', '.join(answer['wrong']) or 'none'}"
+
+
+def _of(group: str, right: Callable[[Answer], int]) -> Callable[[AlignmentTrial, Answer], tuple[int, int] | None]:
+    return lambda trial, answer: (right(answer), answer["taps"]) if trial.group == group else None
+
+
+MEASURES = [
+    Measure(f"{group}: {title}", _of(group, right), target)
+    for group in (*(f"right, {framework}" for framework in FRAMEWORKS), "with a fault")
+    for title, right, target in (
+        ("taps found", lambda answer: answer["found"], FOUND),
+        ("taps not found wrongly", lambda answer: answer["taps"] - len(answer["wrong"]), 1.0),
+    )
+]

@@ -1,4 +1,4 @@
-"""Measure what listening costs: `python -m meta.listening.cost [--size probe|gpt2] [--framework pytorch|jax|numpy]`.
+"""The pool `listening`: what listening costs.
 
 One GPT-2 in each framework, at a probe's size and at 12 layers with 128 positions: the time of its own eager pass, of a
 pass that is listened to, and the bytes of the values that were recorded beside those of the taps. A listened pass may
@@ -12,13 +12,15 @@ import dataclasses
 import importlib
 import math
 import time
-from collections.abc import Callable
+import timeit
 from typing import Any
 
 import numpy as np
 
+from meta.trial import Measure
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
+from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -27,20 +29,8 @@ from transparity_conformance.oracle.probes import probe_parameters
 PASSES, SECONDS = 3, 2.0
 """The target: at most this many eager passes, and this much besides."""
 
-GPT2 = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=50257,
-    max_length=128,
-    embed_dim=768,
-    num_heads=12,
-    num_decoder_layers=12,
-    feed_forward_dim=3072,
-    norm_position="pre",
-    final_norm=True,
-    activation="gelu",
-    tied_head=True,
-    head_bias=False,
-)
+SMALL: dict[str, Any] = {"target_vocab_size": 50257, "max_length": 128, "num_decoder_layers": 12}
+GPT2 = example_config("gpt2").resized(**SMALL, embed_dim=768, num_heads=12, feed_forward_dim=3072)
 
 SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
 """The configuration, the rows and the length."""
@@ -122,7 +112,7 @@ def cost(framework: str, size: str) -> Cost:
     model = Model(config, probe_parameters(config), importlib.import_module(FRAMEWORKS[framework]))
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))
     model(tokens)
-    eager = min(_seconds(lambda: model(tokens)) for _ in range(PASSES))
+    eager = min(timeit.repeat(lambda: model(tokens), number=1, repeat=PASSES))
     listened, operations = math.inf, list[Operation]()
     for _ in range(PASSES):
         began = time.perf_counter()
@@ -132,26 +122,25 @@ def cost(framework: str, size: str) -> Cost:
     return Cost(eager, listened, len(operations), sum(each.value.nbytes for each in operations), 8 * taps)
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+@dataclasses.dataclass(frozen=True)
+class CostTrial:
+    """A framework at a size."""
+
+    size: str
+    framework: str
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.framework}"
+
+    def run(self) -> dict[str, Any]:
+        found = cost(self.framework, self.size)
+        ratios = {"times": found.listened / found.eager, "times_the_taps": found.recorded / found.taps}
+        return {**dataclasses.asdict(found), **ratios, "is_within": found.is_within}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=SIZES)
-    parser.add_argument("--framework", choices=FRAMEWORKS)
-    asked = parser.parse_args()
-    for size in [asked.size] if asked.size else SIZES:
-        for framework in [asked.framework] if asked.framework else FRAMEWORKS:
-            found = cost(framework, size)
-            print(  # noqa: T201
-                f"{size} {framework}: eager {found.eager:.4f} s, listened {found.listened:.4f} s "
-                f"({found.listened / found.eager:.1f} ×), {found.operations} operations, {found.recorded / 1e6:.1f} MB "
-                f"recorded ({found.recorded / found.taps:.1f} × the taps), {'within' if found.is_within else 'BEYOND'}"
-            )
+def trials(options: argparse.Namespace) -> list[CostTrial]:
+    """Every framework at each size."""
+    return [CostTrial(size, framework) for size in SIZES for framework in FRAMEWORKS]
 
 
-if __name__ == "__main__":
-    main()
+MEASURES = (Measure("within three eager passes and 2 s", lambda _, answer: answer["is_within"], 1.0),)

@@ -1,18 +1,16 @@
-"""How modules are judged: `python -m meta.modules.measure equinox|keras` (in `conformance/`).
-
-Keras runs on the backend that KERAS_BACKEND names, PyTorch without one.
-"""
+"""The pool `modules`: a GPT-2 and a Llama of equinox and Keras, right ones and ones with a mistake."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
-import sys
-import time
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meta.trial import Measure
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Report
@@ -62,21 +60,30 @@ def causes(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
-def main(framework: str) -> None:
-    """Print a line for each case, and the sum."""
-    right = 0
-    for family, mistakes, expected in CASES:
-        began = time.process_time()
-        report = judged(framework, family, mistakes)
+@dataclass(frozen=True)
+class ModuleTrial:
+    """A case in a framework; Keras runs on the backend that KERAS_BACKEND names, PyTorch without one."""
+
+    framework: str
+    family: str
+    mistakes: Mistakes
+    expected: set[str]
+
+    def __str__(self) -> str:
+        return f"{self.framework}, {self.family}, {self.mistakes}"
+
+    def run(self) -> dict[str, Any]:
+        report = judged(self.framework, self.family, self.mistakes)
+        is_right = report.verdict == ("diverges" if self.expected else "agrees")
         found, source = causes(report), report.faults[0].source if report.faults else None
-        is_right = found == expected and report.verdict == ("diverges" if expected else "agrees")
-        right += is_right
         line = "no line" if source is None else f"line {source['line']}: {source['code']}"
-        said = f"{report.verdict} {', '.join(found)}; {line}"
-        took = time.process_time() - began
-        print(f"{'ok ' if is_right else 'BAD'} {family:6} {mistakes!s:24} {took:5.1f} s  {said}", flush=True)  # noqa: T201
-    print(f"{right} of {len(CASES)} are judged rightly")  # noqa: T201
+        says = f"{report.verdict} {', '.join(found)}; {line}"
+        return {"is_right": is_right and found == self.expected, "says": says}
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def trials(options: argparse.Namespace) -> list[ModuleTrial]:
+    """Every case in every framework."""
+    return [ModuleTrial(framework, *case) for framework in LINES for case in CASES]
+
+
+MEASURES = (Measure("judged rightly", lambda _, answer: answer["is_right"], 1.0),)

@@ -1,5 +1,4 @@
-"""Lines of the columns that mutation changes and that compute the same, each tried by `python -m
-meta.mutation.equivalents`.
+"""The pool `equivalents`: lines of the columns that mutation changes and that compute the same.
 
 `equivalents.toml` lists them with the reason. Every entry is planted and has to answer as the right column does, on
 every preset: taps, logits, loss, gradients, generated tokens and beams. Then the claims about its file are made.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from meta.mutation.mutants import Mutant, mutants
 from meta.planting.planted import REFERENCE_COLUMN, as_reference, caught, file_path, harness_beside, planted, topic
+from meta.pool.bug import rows
+from meta.trial import Measure
 from transparity.presets import PRESETS
 from transparity.protocol import Backend
 from transparity.taps import lengths_of
@@ -33,7 +32,6 @@ from transparity_conformance.report.comparison import as_numbers, difference
 from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.claims.generation import NEW, ROWS, SAMPLINGS, prompted
 
-LIST = Path(__file__).with_name("equivalents.toml")
 SEARCHES = ((2, 0.0), (3, 0.8))
 """Numbers of beams, each with a length penalty."""
 
@@ -50,11 +48,14 @@ class Equivalent:
     def __str__(self) -> str:
         return f"{self.column}/{self.file}.py: {self.becomes}"
 
+    def run(self) -> dict[str, Any]:
+        return {"differs": difference_made(self)}
+
 
 @functools.cache
 def equivalents() -> tuple[Equivalent, ...]:
     """Every entry of the list, in its order."""
-    listed = tomllib.loads(LIST.read_text())["equivalent"]
+    listed = rows(Path(__file__).with_name("equivalents.toml"), "equivalent")
     return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
 
 
@@ -158,21 +159,13 @@ def _generated(build: Backend, case: str) -> Iterator[tuple[str, np.ndarray]]:
         yield f"scores of {beams} beams", scores
 
 
-def main() -> int:
-    """Try every entry; 1 if one computes something else."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", help="only the entries of this column")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th entry alone")
-    options = parser.parse_args()
-    console, wrong = Console(), 0
-    tried = [entry for entry in equivalents()[:: options.every] if options.column in (None, entry.column)]
-    for entry in tried:
-        if place := difference_made(entry):
-            wrong += 1
-            console.print(f"{entry}\n  differs: {place}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(tried) - wrong} of {len(tried)} entries compute the same")
-    return int(wrong > 0)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def trials(options: argparse.Namespace) -> list[Equivalent]:
+    """Every entry."""
+    return [entry for entry in equivalents() if options.column in (None, entry.column)]
+
+
+MEASURES = (Measure("compute the same", lambda _, answer: not answer["differs"], 1.0),)

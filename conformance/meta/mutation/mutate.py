@@ -1,30 +1,22 @@
-"""Mutation testing: every line of a column made wrong by rote, and the suite asked whether it notices.
-
-    python conformance/meta/mutation/mutate.py transparity_pytorch
+"""The pool `mutants`: every line of a column made wrong by rote, and the suite asked whether it notices.
 
 Each mutant is killed by the first claim that fails: the claims about its file are made first, then all others, then
-those about the file in every dtype, and drawn configurations last. The survivors are printed: each is a hole in the
-suite, or a mutant that computes the same. `equivalents.toml` lists those that compute the same; they are counted apart.
+those about the file in every dtype, and drawn configurations last. Each survivor is a hole in the suite,
+or a mutant that computes the same. `equivalents.toml` lists those that compute the same, which are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-
-from rich.console import Console
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from dataclasses import dataclass
+from typing import Any
 
 from meta.mutation.equivalents import equivalents
 from meta.mutation.mutants import Mutant, mutants
 from meta.planting.planted import DRAWN, REFERENCE_COLUMN, as_reference, caught, file_path, files, planted, topic
+from meta.trial import Measure
 from transparity.protocol import Backend
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.suite.claims import all_claims
@@ -71,37 +63,34 @@ def _questions(
     yield from ((DRAWN, it, None) for it in subjects if it.name != "numpy")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("column")
-    parser.add_argument("files", nargs="*", help="by default every file of the column")
-    parser.add_argument("--sample", type=int, help="the number of mutants, drawn from all (default: all)")
-    parser.add_argument(
-        "--quick", action="store_true", help="make the quick claims alone: others may notice a survivor"
-    )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    console, killed, survivors, started = Console(), 0, [], time.monotonic()
-    paths = {file: file_path(options.column, file) for file in options.files or files(options.column)}
-    drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]
+@dataclass(frozen=True)
+class MutantTrial:
+    """A mutant of a column, and whether only the quick claims are made: others may notice a survivor."""
+
+    column: str
+    mutant: Mutant
+    quick: bool
+
+    def __str__(self) -> str:
+        return f"{self.column}/{self.mutant.file}.py:{self.mutant.line}: {self.mutant.change}"
+
+    def run(self) -> dict[str, Any]:
+        return {"killer": killer(self.column, self.mutant, quick=self.quick)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--column", default="transparity_pytorch")
+    parser.add_argument("--file", action="append", help="only these files of the column, such as attention")
+    parser.add_argument("--quick", action="store_true", help="make only the quick claims")
+
+
+def trials(options: argparse.Namespace) -> list[MutantTrial]:
+    """The mutants of a column, but those that compute the same."""
     same = {(entry.file, entry.becomes) for entry in equivalents() if entry.column == options.column}
-    chosen = [mutant for mutant in drawn if (mutant.file, mutant.becomes) not in same]
-    left_out = len(drawn) - len(chosen)
-    if options.sample and options.sample < len(chosen):
-        chosen = random.Random(0).sample(chosen, options.sample)
-    for mutant in chosen:
-        by = killer(options.column, mutant, quick=options.quick)
-        killed += by is not None
-        if by is None:
-            survivors.append(f"{mutant.file}.py:{mutant.line}: {mutant.change}")
-            console.print(f"[yellow]survived[/] {survivors[-1]}", highlight=False)
-        if options.json:
-            report = {"killed": killed, "survivors": survivors, "seconds": round(time.monotonic() - started)}
-            options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False))
-    total = killed + len(survivors)
-    console.print(f"{options.column}: {killed} of {total} mutants killed ({killed / total:.1%})")
-    console.print(f"Of {len(drawn)} in all, {left_out} compute the same and were not tried (equivalents.toml).")
+    paths = {file: file_path(options.column, file) for file in options.file or files(options.column)}
+    drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]
+    tried = [mutant for mutant in drawn if (mutant.file, mutant.becomes) not in same]
+    return [MutantTrial(options.column, mutant, options.quick) for mutant in tried]
 
 
-if __name__ == "__main__":
-    main()
+MEASURES = (Measure("killed", lambda _, answer: bool(answer["killer"])),)

@@ -8,12 +8,15 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 
+from meta.fuzz.strategies import QUIETLY
+from meta.pool.bug import edited, rows
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend, Harness, ShardedHarness
 from transparity_conformance.oracle.backends import REFERENCE, backend
@@ -168,14 +171,7 @@ def _leave(state: State) -> None:
 def drawn_catches(build: Backend) -> bool:
     """Return whether some drawn configuration shows a disagreement."""
 
-    @settings(
-        max_examples=EXAMPLES.get(build.name, (60, 200))[1],
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUIETLY, max_examples=EXAMPLES.get(build.name, (60, 200))[1], derandomize=True)
     @given(models())
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         assert all(item.agrees for item in drawn_evidence(build, *model, mode="eager"))
@@ -195,3 +191,39 @@ def topic(file: str) -> str:
     """The topic of the claims about a file, which are made first."""
     topics, name = {name.partition(".")[0] for name in all_claims()}, file.rpartition(".")[2]
     return ABOUT.get(name, name if name in topics else "forward")
+
+
+WORDS = ("pytorch", "flax")
+"""Columns for which a row may have words of its own."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One text of one column, made wrong."""
+
+    mistake: str
+    column: str
+    file: str
+    old: str
+    new: str
+    caught_by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.column}-{self.mistake}"
+
+    def source(self) -> str:
+        """Return the file with the fault; raises `PoolError` unless its text is there once."""
+        return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
+
+
+def _plants() -> list[Plant]:
+    found = []
+    for row in rows(Path(__file__).with_name("plants.toml"), "plant"):
+        texts = {name: row[name] for name in WORDS if name in row} or dict.fromkeys(row["columns"], row)
+        for name, text in texts.items():
+            claims = tuple(row["caught_by"])
+            found.append(Plant(row["id"], f"transparity_{name}", row["file"], text["old"], text["new"], claims))
+    return found
+
+
+PLANTS = _plants()

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import strategies
 
-from meta.planting.planted import DRAWN, REFERENCE_COLUMN, as_reference, caught, file_path, planted
-from meta.planting.plants import PLANTS, Plant
+from meta.planting.planted import DRAWN, PLANTS, REFERENCE_COLUMN, Plant, as_reference, caught, file_path, planted
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.agreement.matrix import fold

@@ -14,7 +14,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from meta.edits import PoolError, edited
+
+class PoolError(ValueError):
+    """A table that describes no bug, or an edit whose text is not there."""
+
+
+def rows(path: Path, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table. What is outside all tables of rows are defaults for every row; `config` is merged."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    are_rows = [
+        name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)
+    ]
+    shared = {name: value for name, value in tables.items() if name not in are_rows}
+    merged = {"config": shared["config"]} if "config" in shared else {}
+    return [shared | row | {name: value | row.get(name, {}) for name, value in merged.items()} for row in tables[table]]
+
+
+def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
+    """Return `text` with `old`, or its `nth` place, replaced; raises `PoolError` unless that is one place."""
+    count = text.count(old)
+    if count != 1 and nth is None:
+        raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
+    if nth is not None and not 1 <= nth <= count:
+        raise PoolError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
+    begin = -1
+    for _ in range(nth or 1):
+        begin = text.index(old, begin + 1)
+    return text[:begin] + new + text[begin + len(old) :]
+
 
 View = Literal["taps", "logits", "operations"]
 """The checker sees the returned taps, only the logits, or the logits and the operations."""
@@ -159,13 +186,10 @@ LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 def read(path: Path) -> list[Bug]:
     """Return the bugs of a TOML file. Fields outside the `bug` tables are defaults for every bug."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    shared = {name: value for name, value in tables.items() if name != "bug"}
-    return [_bug(path.stem, shared, row) for row in tables["bug"]]
+    return [_bug(path.stem, row) for row in rows(path, "bug")]
 
 
-def _bug(group: str, shared: Mapping[str, Any], row: Mapping[str, Any]) -> Bug:
-    given = {**shared, **row, "config": {**shared.get("config", {}), **row.get("config", {})}}
+def _bug(group: str, given: dict[str, Any]) -> Bug:
     name, subject = given.pop("id", ""), given.pop("subject", group)
     single = [{key: given.pop(key) for key in ("old", "new", "nth") if key in given}]
     hunks = tuple(given.pop("hunks", [each for each in single if each]))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from meta.pool.bug import Bug, View
+from meta.trial import Answer, Measure
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.report import Divergence, Report
-
-Answer = Mapping[str, Any]
-"""A report as JSON values: verdict, error, faults, audit and notes; files of the port are relative to its folder."""
 
 Fault = Mapping[str, Any]
 """One divergence of an answer."""
@@ -23,7 +21,7 @@ Way = Literal["", "verdict", "error", "audit"]
 
 
 def answer_of(report: Report, folder: Path) -> dict[str, Any]:
-    """The parts of a report that are judged; `folder` has the files of the port."""
+    """The parts of a report that are judged, as JSON values; `folder` has the files of the port, which are relative."""
     audit = report.audit
     found: list[tuple[str, str]] = []
     if audit is not None:
@@ -86,9 +84,6 @@ class Judged:
     says: str
     rules: tuple[str, ...]
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
@@ -248,35 +243,12 @@ def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
     return [bug for bug in found if bug in at_line or not any(bug.causes == other.causes for other in at_line)]
 
 
-@dataclass(frozen=True)
-class Share:
-    """How many of how many, and which part has to be right."""
-
-    title: str
-    right: int
-    of: int
-    target: float = 0.0
-
-    @property
-    def is_reached(self) -> bool:
-        return self.right >= self.target * self.of
-
-    def __str__(self) -> str:
-        target = f" (wanted {self.target:.0%})" if self.target else ""
-        return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
-
-
 Right = Callable[[Bugs, Answer], bool]
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A share of right answers that the checker has to reach.
-
-    Attributes:
-        kind: The kind of the trials that count.
-        view: The view of the ports that the checker has; empty: any view.
-    """
+class KindMeasure:
+    """A share of the trials of one kind, seen in one view or (empty) in any, that the checker has to reach."""
 
     title: str
     kind: str
@@ -284,43 +256,44 @@ class Measure:
     right: Right
     target: float
 
-    def counts(self, kind: str, view: str) -> bool:
-        return kind == self.kind and self.view in ("", view)
+    def judge(self, trial: Any, answer: Answer) -> bool | None:
+        """Return whether an answer is right; None if it does not count. A crash is wrong."""
+        if trial.kind != self.kind or self.view not in ("", trial.view) or answer["verdict"] == "inert":
+            return None
+        return not answer["error"] and self.right(trial.bugs, answer)
 
 
 MEASURES = (
-    Measure("detected, with taps", "fault", "taps", is_detected, 1.0),
-    Measure("detected, by logits alone", "fault", "logits", is_detected, 1.0),
-    Measure("detected, by operations", "fault", "operations", is_detected, 1.0),
-    Measure("placed, with taps", "fault", "taps", is_placed, 0.98),
-    Measure("placed, by operations", "fault", "operations", is_placed, 0.98),
-    Measure("named first, with taps", "fault", "taps", is_named, 0.98),
-    Measure("named first, by operations", "fault", "operations", is_named, 0.98),
-    Measure("named first, by logits alone", "fault", "logits", is_named, 0.92),
-    Measure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
-    Measure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
-    Measure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
-    Measure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
-    Measure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
-    Measure("three faults: found, and nothing else named, by logits", "triple", "logits", nothing_else_named, 0.90),
-    Measure("no false alarm", "control", "", agrees, 1.0),
-    Measure("no false cause: found", "uncatalogued", "", is_detected, 1.0),
-    Measure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
-    Measure("no false cause: unexplained", "uncatalogued", "", is_unexplained, 1.0),
-    Measure("odd faults: found, and not named with certainty", "odd", "", is_unnamed, 1.0),
-    Measure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
+    KindMeasure("detected, with taps", "fault", "taps", is_detected, 1.0),
+    KindMeasure("detected, by logits alone", "fault", "logits", is_detected, 1.0),
+    KindMeasure("detected, by operations", "fault", "operations", is_detected, 1.0),
+    KindMeasure("placed, with taps", "fault", "taps", is_placed, 0.98),
+    KindMeasure("placed, by operations", "fault", "operations", is_placed, 0.98),
+    KindMeasure("named first, with taps", "fault", "taps", is_named, 0.98),
+    KindMeasure("named first, by operations", "fault", "operations", is_named, 0.98),
+    KindMeasure("named first, by logits alone", "fault", "logits", is_named, 0.92),
+    KindMeasure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
+    KindMeasure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
+    KindMeasure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
+    KindMeasure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
+    KindMeasure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
+    KindMeasure("three faults: found, and nothing else named, by logits", "triple", "logits", nothing_else_named, 0.90),
+    KindMeasure("no false alarm", "control", "", agrees, 1.0),
+    KindMeasure("no false cause: found", "uncatalogued", "", is_detected, 1.0),
+    KindMeasure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
+    KindMeasure("no false cause: unexplained", "uncatalogued", "", is_unexplained, 1.0),
+    KindMeasure("odd faults: found, and not named with certainty", "odd", "", is_unnamed, 1.0),
+    KindMeasure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
 )
 
 
-DRAFTED = {"named in one run": 0.85, "named after fixes": 0.95, "right line": 0.90}
+def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
+
+
+DRAFTED = (
+    Measure("named in one run", _drafted(lambda trial, draft: (len(draft["named"]), len(trial.bugs))), 0.85),
+    Measure("named after fixes", _drafted(lambda trial, draft: (len(draft["mended"]), len(trial.bugs))), 0.95),
+    Measure("right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
+)
 """The measures of drafts: shares of their bugs, and of the lines of those that are named in one run."""
-
-
-def shares_of_drafts(found: Iterable[tuple[Bugs, Answer]]) -> list[Share]:
-    """The shares of bugs of drafts: of those named, and of the lines of the first run."""
-    drafts = [(bugs, answer["draft"]) for bugs, answer in found]
-    bugs = sum(len(each) for each, _ in drafts)
-    named, mended = (sum(len(draft[name]) for _, draft in drafts) for name in ("named", "mended"))
-    lines = [line for _, draft in drafts for line in draft["lines"]]
-    counts = ((named, bugs), (mended, bugs), (sum(lines), len(lines)))
-    return [Share(title, *count, DRAFTED[title]) for title, count in zip(DRAFTED, counts, strict=True)]

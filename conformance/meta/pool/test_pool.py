@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from meta.edits import PoolError
 from meta.pool import judge
-from meta.pool.bug import Bug, read, text_of
-from meta.pool.judge import MEASURES, Measure
+from meta.pool.bug import Bug, PoolError, read, text_of
+from meta.pool.judge import MEASURES, KindMeasure
 from meta.pool.port import CASES, FILES, differ, is_right, modules_with, pool, probes_called
 from meta.pool.trials import (
     KINDS,
     Trial,
     are_apart,
     failures,
-    is_wrong,
     kind_of,
     sampled,
     several_trials,
@@ -177,11 +175,11 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.kind not in ("pair", "triple")], ids=lambda each: each.title
 )
-def test_the_checker_reaches_a_measure_on_one_trial(measure: Measure) -> None:
+def test_the_checker_reaches_a_measure_on_one_trial(measure: KindMeasure) -> None:
     trials = [each for each in single_trials(measure.kind) if measure.view in ("", each.view) and each.case in CASES]
     trial = next(each for each in sampled(trials, 1, seed=1) if each.acts())
     found = trial.run()
-    assert not is_wrong(measure, trial, found), f"{trial}: {judge.says(found)}, not {failures(trial, found)}"
+    assert measure.judge(trial, found), f"{trial}: {judge.says(found)}, not {failures(trial, found)}"
 
 
 ROW = """

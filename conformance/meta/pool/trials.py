@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,21 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from meta.edits import PoolError
-from meta.pool.bug import Bug, View, lines_with
-from meta.pool.judge import (
-    MEASURES,
-    Answer,
-    Measure,
-    Share,
-    answer_of,
-    bugs_named,
-    is_line,
-    names,
-    says,
-    shares_of_drafts,
-)
+from meta.pool.bug import Bug, PoolError, View, lines_with
+from meta.pool.judge import DRAFTED, MEASURES, answer_of, bugs_named, is_line, names, says
 from meta.pool.port import CASES, VIEWS, all_act, changed, modules_with, pool, port_with
+from meta.trial import Answer, Share
+from meta.trial import shares as counted
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import tap_shapes
@@ -82,7 +71,6 @@ class Trial:
 
     def run(self) -> dict[str, Any]:
         """Check the port; an exception is a wrong answer, and a bug that changes nothing is none."""
-        began = time.perf_counter()
         answer: dict[str, Any] = {"verdict": "inert", "error": "", "faults": [], "audit": {}, "notes": []}
         try:
             with np.errstate(all="ignore"):
@@ -91,7 +79,7 @@ class Trial:
                     answer |= {"draft": self.drafted(answer)} if self.kind == "draft" else {}
         except Exception:  # noqa: BLE001 - it is counted, whatever it is
             answer |= {"verdict": "crashed", "error": traceback.format_exc().strip().splitlines()[-1]}
-        return answer | {"seconds": round(time.perf_counter() - began, 1)}
+        return answer
 
     def checked(self, bugs: tuple[Bug, ...]) -> dict[str, Any]:
         """The answer to the port with these bugs."""
@@ -230,43 +218,35 @@ def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:
     return chosen
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only trials of this kind")
+    parser.add_argument("--view", action="append", choices=VIEWS, help="only ports that are seen so")
+    parser.add_argument("--case", action="append", choices=CASES, help="only these configurations")
+
+
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """The trials that the options ask for."""
+    """The trials of the kinds, views and configurations that the options ask for."""
     every = [trial for kind in options.kind or KINDS for trial in trials_of(kind, options.seed)]
-    every = [each for each in every if each.view in (options.view or VIEWS) and each.case in (options.case or CASES)]
-    every = [each for each in every if options.only in str(each)]
-    return sampled(every, options.sample, options.seed) if options.sample else every
+    return [each for each in every if each.view in (options.view or VIEWS) and each.case in (options.case or CASES)]
+
+
+def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
+    """Those with a word in their description, or a sample of these."""
+    found = [each for each in every if options.only in str(each)]
+    return sampled(found, options.sample, options.seed) if options.sample else found
 
 
 Answered = Sequence[tuple[Trial, Answer]]
 
 
-def counted(measure: Measure, found: Answered) -> list[tuple[Trial, Answer]]:
-    """The answers that a measure counts."""
-    return [(trial, x) for trial, x in found if measure.counts(trial.kind, trial.view) and x["verdict"] != "inert"]
-
-
-def is_wrong(measure: Measure, trial: Trial, answer: Answer) -> bool:
-    """Return whether an answer is wrong for a measure; a crash always is."""
-    return bool(answer["error"]) or not measure.right(trial.bugs, answer)
-
-
 def shares(found: Answered) -> list[Share]:
     """The shares of right answers, of measures that have something to count."""
-    by_measure = [(measure, counted(measure, found)) for measure in MEASURES]
-    result = [
-        Share(measure.title, sum(not is_wrong(measure, *each) for each in of), len(of), measure.target)
-        for measure, of in by_measure
-        if of
-    ]
-    drafts = [(trial.bugs, x) for trial, x in found if trial.kind == "draft" and "draft" in x]
-    return result + (shares_of_drafts(drafts) if drafts else [])
+    return counted((*MEASURES, *DRAFTED), found)
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
     """The titles of the measures that find an answer wrong."""
-    of = [measure for measure in MEASURES if counted(measure, [(trial, answer)])]
-    return [measure.title for measure in of if is_wrong(measure, trial, answer)]
+    return [measure.title for measure in MEASURES if measure.judge(trial, answer) is False]
 
 
 def line_of(trial: Trial, answer: Answer) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
 def join_group() -> tuple[int, int]:
@@ -34,73 +37,44 @@ def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
-class Copied(torch.autograd.Function):
-    """The same on every rank, each of which uses it for a part: gradients add up."""
+def own(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The shard of this rank along an axis."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return x.chunk(ranks, dim)[rank].clone()
+
+
+class Collective(torch.autograd.Function):
+    """One function of all ranks' values on the way forward, and one of their gradients on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
+    def forward(ctx: Any, x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return summed(gradient)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradient), None, None
 
 
-class Reduced(torch.autograd.Function):
-    """Partial sums of all ranks, added up: every rank has the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return summed(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-class Gathered(torch.autograd.Function):
-    """Shards of all ranks along an axis, put together: every rank takes the gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        ctx.dim, ctx.width = dim, x.shape[dim]
-        return gathered(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        return gradient.narrow(ctx.dim, rank * ctx.width, ctx.width), None
-
-
-class Scattered(torch.autograd.Function):
-    """The shard of a rank along an axis: gradients of all ranks are put together."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        ctx.dim = dim
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        return x.chunk(ranks, dim)[rank].clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gathered(gradient, ctx.dim), None
+def _exchanged(x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
+    return cast(torch.Tensor, Collective.apply(x, there, back))  # type: ignore[no-untyped-call]
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same values, of which every rank uses a part."""
-    return cast(torch.Tensor, Copied.apply(x))  # type: ignore[no-untyped-call]
+    """The same values, of which every rank uses a part: gradients add up."""
+    return _exchanged(x, lambda x: x.view_as(x), summed)
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the partial sums of all ranks."""
-    return cast(torch.Tensor, Reduced.apply(x))  # type: ignore[no-untyped-call]
+    """The sum of the partial sums of all ranks, each of which has the whole gradient."""
+    return _exchanged(x, summed, lambda gradient: gradient)
 
 
 def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shards of all ranks."""
-    return cast(torch.Tensor, Gathered.apply(x, dim))  # type: ignore[no-untyped-call]
+    """The shards of all ranks, each of which takes the gradient of its own."""
+    return _exchanged(x, lambda x: gathered(x, dim), lambda gradient: own(gradient, dim))
 
 
 def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shard of a rank."""
-    return cast(torch.Tensor, Scattered.apply(x, dim))  # type: ignore[no-untyped-call]
+    """The shard of a rank: gradients of all ranks are put together."""
+    return _exchanged(x, lambda x: own(x, dim), lambda gradient: gathered(gradient, dim))

@@ -1,17 +1,17 @@
-"""Detection and naming of sharding mistakes, and alarms on right placements: `python -m meta.ranks.measure`.
-
-All cases of one number of ranks share its processes. `--every N` measures every N-th case.
-"""
+"""The pool `ranks`: mistakes of sharding, detected and named, and right placements, without an alarm."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
-import sys
-import time
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
+from meta.trial import Measure
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.ranks.group import group_of, ranked_build
 from transparity_conformance.checking.ranks.sizes import divisible
@@ -19,12 +19,6 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.isolation import IsolatedBuild
 
 TIMEOUT = 120.0
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -47,36 +41,35 @@ def causes(report: Report) -> list[str]:
     return [cause.mistake for fault in report.faults for cause in fault.causes]
 
 
-def measure(cases: Sequence[Case]) -> dict[Case, Report]:
-    """The report on every case, those of one number of ranks in the same processes."""
-    reports = {}
-    for ranks in sorted({case.ranks for case in cases}):
-        alike = [case for case in cases if case.ranks == ranks]
-        with started(alike[0].spec, ranks) as build:
-            for case in alike:
-                began = time.monotonic()
-                reports[case] = checked(build, case)
-                found = ", ".join(dict.fromkeys(causes(reports[case]))) or "no cause"
-                said = f"{reports[case].verdict}, {found}"
-                say(f"{case}: {said} ({time.monotonic() - began:.1f} s)")
-    return reports
+@functools.cache
+def _processes(ranks: int) -> IsolatedBuild:
+    """The processes of so many ranks, which all cases share."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(started(RIGHT[0].spec, ranks))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1)
-    every = parser.parse_args().every
-    reports = measure([*RIGHT[::every], *WRONG[::every]])
-    right = [case for case in reports if not case.cause]
-    wrong = [case for case in reports if case.cause]
-    alarms = [case for case in right if reports[case].verdict != "agrees"]
-    missed = [case for case in wrong if reports[case].verdict != "diverges"]
-    named = [case for case in wrong if case.cause in causes(reports[case])]
-    say(f"right placements: {len(right)}, alarms: {len(alarms)}")
-    say(f"mistakes: {len(wrong)}, detected: {len(wrong) - len(missed)}, named: {len(named)}")
-    for case in (*alarms, *missed, *(case for case in wrong if case not in named)):
-        say(f"look at {case}: {reports[case].verdict}, {causes(reports[case])}, expected {case.cause or 'agreement'}")
+@dataclass(frozen=True)
+class RanksTrial:
+    """A right placement, or a mistake."""
+
+    case: Case
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.case.cause or 'right'}"
+
+    def run(self) -> dict[str, Any]:
+        report = checked(_processes(self.case.ranks), self.case)
+        return {"verdict": report.verdict, "causes": causes(report)}
 
 
-if __name__ == "__main__":
-    main()
+def trials(options: argparse.Namespace) -> list[RanksTrial]:
+    """All cases, those of one number of ranks one after the other."""
+    return [*map(RanksTrial, sorted([*RIGHT, *WRONG], key=lambda case: case.ranks))]
+
+
+MEASURES = (
+    Measure("right, no alarm", lambda it, answer: None if it.case.cause else answer["verdict"] == "agrees"),
+    Measure("mistakes detected", lambda it, answer: answer["verdict"] == "diverges" if it.case.cause else None),
+    Measure("mistakes named", lambda it, answer: it.case.cause in answer["causes"] if it.case.cause else None),
+)

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from meta.page import DOCS, table, write_part
 from meta.streaming import planted
-from meta.streaming.measure import DOCS, peak_memory, write_between
+from meta.streaming.measure import peak_memory
 from transparity_conformance.checking.checkers import PortCheck
 from transparity_conformance.checking.systems import System, layer_systems
 from transparity_conformance.checkpoints.importing import open_checkpoint
@@ -28,7 +29,6 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Report
 
 FILE = DOCS / "by-layer.json"
-BEGIN, END = "<!-- by layer: written by meta.streaming.by_layer -->\n", "<!-- end of by layer -->"
 
 
 def checker(mistake: str) -> PortCheck:
@@ -87,8 +87,6 @@ def told(report: Report) -> dict[str, Any]:
 
 def page(found: dict[str, Any]) -> str:
     """What was measured, in Markdown."""
-    from meta.exam.page import table  # late, for what is measured should not import so much
-
     whole = found["whole"]
     agreeing = sum(row["verdict"] == "agrees" for row in whole["pieces"])
     peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]
@@ -134,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             found["whole"] = every_piece(options.folder)
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_between(BEGIN, END, page(found))
+    write_part("scale.md", "by layer", page(found))
 
 
 if __name__ == "__main__":

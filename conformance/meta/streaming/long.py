@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
 
 from rich.console import Console
 
-from meta.streaming.folder import llama
-from meta.streaming.measure import in_new_process, peak_memory, size_of, write_between
+from meta.page import table, write_part
+from meta.streaming.measure import in_new_process, llama, peak_memory, size_of
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach.long import long_probes
@@ -29,6 +28,7 @@ MODEL = dataclasses.replace(
 )
 PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
 """The length of a prompt, and the sliding window."""
+HEADS = ("positions", "sliding window", "processor seconds", "peak memory, GB")
 
 
 def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
@@ -41,13 +41,6 @@ def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
     return time.process_time() - began, peak_memory()
 
 
-def page(rows: Sequence[Sequence[str]]) -> str:
-    """The table, in Markdown."""
-    from meta.exam.page import table  # late, for what is measured should not import so much
-
-    return table(["positions", "sliding window", "processor seconds", "peak memory, GB"], rows, (0, 2, 3))
-
-
 def main() -> None:
     """Measure, and write the page."""
     rows = []
@@ -55,9 +48,8 @@ def main() -> None:
         seconds, peak = in_new_process(measured, dataclasses.replace(MODEL, sliding_window=window), length)
         rows.append([f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"])
         Console().print(*rows[-1])
-    begin, end = "<!-- long prompts: written by meta.streaming.long -->\n", "<!-- end of long prompts -->"
     says = f"{size_of(MODEL):,} parameters, {MODEL.num_decoder_layers} layers, {MODEL.num_heads} heads.\n\n"
-    write_between(begin, end, says + page(rows))
+    write_part("scale.md", "long prompts", says + table(HEADS, rows, (0, 2, 3)))
 
 
 if __name__ == "__main__":

@@ -19,15 +19,35 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from rich.console import Console
+from safetensors.numpy import save_file
 
-from meta.streaming.folder import llama, write
+from meta.page import DOCS, table, write_part
+from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
+from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
 from transparity_conformance.oracle.probes import probes_with
 
-DOCS = Path(__file__).parents[3] / "docs"
+DRAWN = 2**22
+"""Numbers that are drawn; longer tensors repeat them, each from another one on."""
+
+
+def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:
+    """A Llama of these sizes; `shared` heads of keys and values, and 8,192 positions."""
+    return example_config("llama").resized(
+        num_decoder_layers=layers,
+        embed_dim=width,
+        feed_forward_dim=hidden,
+        num_heads=heads,
+        num_key_value_heads=shared,
+        target_vocab_size=vocabulary,
+        max_length=8192,
+    )
+
 
 SIZES = {
     "124 million": llama(12, 768, 2048, 12, 4, 32_000),
@@ -79,6 +99,38 @@ def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
         return pool.submit(function, *given).result()
 
 
+def write(config: TransformerConfig, folder: Path) -> None:
+    """Write a hub's folder in bfloat16, one file for each layer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random, family = np.random.default_rng(0), family_called("llama")
+    numbers = random.normal(size=DRAWN).astype(np.float32)
+    where: dict[str, str] = {}
+    for part in ("", *(f".layers.{layer}." for layer in range(config.num_decoder_layers))):
+        shapes = parameter_shapes(config).items()
+        own = {name: shape for name, shape in shapes if (part in name if part else ".layers." not in name)}
+        drawn = {name: _drawn(random, numbers, name, shape) for name, shape in own.items()}
+        tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors_in(family, config, drawn).items()}
+        # a file of the name model.safetensors would be taken for all of it
+        file = f"model{part.replace('.', '-').rstrip('-') or '-outside'}.safetensors"
+        save_file(tensors, folder / file)
+        where |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8"
+    )
+    (folder / "config.json").write_text(json.dumps(fields_of("llama", family, config)), encoding="utf-8")
+
+
+def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter: of a norm around 1, of a matrix so that what it makes spreads as what it is given."""
+    value = np.empty(math.prod(shape), np.float32)
+    is_norm, is_table = len(shape) == 1, "embedding" in name
+    scale = 0.3 if is_norm else 1.0 if is_table else shape[1] ** -0.5
+    for begin in range(0, value.size, DRAWN):
+        moved = np.roll(numbers, int(random.integers(DRAWN)))[: value.size - begin]
+        value[begin : begin + len(moved)] = moved * scale + is_norm
+    return value.reshape(shape)
+
+
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Seconds for each parameter: of importing it, of casting it, and of multiplying it with one position."""
     fitted = [row for row in rows if row["size"] != HELD_OUT]
@@ -101,8 +153,6 @@ def activations(config: Any, positions: int = 72) -> int:
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Both tables, in Markdown."""
-    from meta.exam.page import table  # late, for what is measured should not import so much
-
     found, lines, more = rates(rows), [], []
     for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
         config = SIZES[row["size"]]
@@ -116,13 +166,6 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["", "billion parameters", "layers", "processor seconds", "by the fit", "peak memory, GB"]
     beyond = table(["", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
     return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
-
-
-def write_between(begin: str, end: str, found: str) -> None:
-    """Replace what is between two marks in docs/scale.md."""
-    before, _, after = (DOCS / "scale.md").read_text(encoding="utf-8").partition(begin)
-    text = before + begin + found + "\n" + end + after.partition(end)[2]
-    (DOCS / "scale.md").write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Console().print_json(json.dumps(rows[-1]), indent=None)
     rows.sort(key=lambda row: (list(SIZES).index(row["size"]), -row["positions"]))
     file.write_text("[\n " + ",\n ".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    write_between("<!-- sizes: written by meta.streaming.measure -->\n", "<!-- end of sizes -->", page(rows))
+    write_part("scale.md", "sizes", page(rows))
 
 
 if __name__ == "__main__":

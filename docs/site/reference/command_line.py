@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 import typer
-from docs.site.reference.cells import cell, table
+from docs.site.pages import cell, table
 
 from transparity_conformance.cli import app
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from docs.site.reference.cells import cell, table
+from docs.site.pages import cell, table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes

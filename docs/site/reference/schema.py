@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from docs.site.pages import ROOT
-from docs.site.reference.cells import cell, table
+from docs.site.pages import ROOT, cell, table
 
 INTRODUCTION = """# A report as JSON
 

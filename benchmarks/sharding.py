@@ -1,4 +1,4 @@
-"""Throughput and memory of the columns over ranks, beside their unsharded runs.
+"""`python -m benchmarks.sharding`: throughput and memory of the columns over ranks, beside their unsharded runs.
 
 All ranks share the cores of one machine and exchange by gloo, or within one process in JAX: the figures show what
 sharding costs and what memory it saves, not how it scales.
@@ -7,19 +7,25 @@ sharding costs and what memory it saves, not how it scales.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import re
 import statistics
 import sys
 import tempfile
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.environment import cores, memory, processor, versions
+from rich.console import Console
+from rich.table import Table
 
 from transparity.config import TransformerConfig
-from transparity.parameters import initialize_parameters, load_parameters, save_parameters
+from transparity.parameters import initialize_parameters, load_parameters, parameter_shapes, save_parameters
 from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.suite.ranks.processes import Ranks, State
@@ -74,7 +80,7 @@ def measured(
     warm, others = build(tiny, initialize_parameters(tiny)), _drawn(tiny)
     warm.logits(**others[0])
     warm.train([others[1]], TRAINING)
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     forward: Any = build(config, load_parameters(path)) if mesh is None else build.from_file(config, path)
     held = _held(forward)
     Path("/proc/self/clear_refs").write_text("5")  # from here on counts the peak
@@ -82,7 +88,7 @@ def measured(
         _seconds(lambda: forward.ready(forward.logits(**inputs))),
         _seconds(lambda: forward.train([batch], TRAINING)),
     )
-    return *seconds, held, _memory("VmHWM") - before
+    return *seconds, held, memory("VmHWM") - before
 
 
 def measure(name: str, config: TransformerConfig = CONFIG) -> list[Figures]:
@@ -119,12 +125,7 @@ def _over(state: State, mesh: tuple[int, int]) -> Any:
 def _seconds(run: Callable[[], Any]) -> float:
     """Return the median time of a call, after a first one."""
     run()
-    times = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS))
 
 
 def _held(forward: Any) -> int:
@@ -136,7 +137,50 @@ def _held(forward: Any) -> int:
     return sum(value.numel() * value.element_size() for value in values)
 
 
-def _memory(name: str) -> int:
-    """Return a line of this process's status, in bytes (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+ROOT = Path(__file__).parents[1]
+RESULT, PAGE = ROOT / "benchmarks/results/sharding.json", ROOT / "docs/sharding.md"
+HEADS = ("column", "data × tensor", "forward, tokens/s", "training, tokens/s", "parameters of a rank, MiB", "peak, MiB")
+
+
+def row(figures: Figures) -> tuple[str, ...]:
+    numbers = (figures.forward, figures.training, figures.parameters, figures.peak)
+    return figures.column, figures.ranks, *(f"{value:,.0f}" for value in numbers)
+
+
+def markdown(kept: dict[str, Any]) -> str:
+    """Return kept figures as docs/sharding.md shows them."""
+    lines = [f"| {' | '.join(HEADS)} |", "|---|---|--:|--:|--:|--:|"]
+    lines += [f"| {' | '.join(row(Figures(**figures)))} |" for figures in kept["figures"]]
+    return f"{kept['taken']}\n\n" + "\n".join(lines)
+
+
+def written(page: str, text: str) -> str:
+    """Return the page with `text` between its two comments."""
+    pattern = r"(?s)(<!-- figures: .*? -->\n).*?(<!-- end of figures -->)"
+    return re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page)
+
+
+def main() -> None:
+    figures = [it for name in ("pytorch", "flax") for it in measure(name)]
+    table = Table(*HEADS)
+    for it in figures:
+        table.add_row(*row(it))
+    Console().print(table)
+    count = sum(map(math.prod, parameter_shapes(CONFIG).values()))
+    taken = (
+        f"A decoder of {count / 1e6:.0f} million parameters in float32, {ROWS} rows of {LENGTH} tokens. "
+        f"All ranks share {cores()} core(s) of one machine and exchange by gloo, or within one process in JAX: the "
+        "table shows what sharding costs and which memory it saves, not how it scales. The peak is that of a training "
+        "step with AdamW in one process, which in JAX has all devices; it ends with all learned parameters as NumPy "
+        "arrays. The machine was shared, too."
+    )
+    conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
+    kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}
+    RESULT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), markdown(kept)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from benchmarks import sharding  # ranks look `measured` up by the name of its module
+
+    sharding.main()

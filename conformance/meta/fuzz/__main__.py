@@ -1,5 +1,0 @@
-"""`python -m meta.fuzz`."""
-
-from meta.fuzz.campaign import main
-
-raise SystemExit(main())

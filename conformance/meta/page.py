@@ -1,0 +1,30 @@
+"""Parts of pages in docs/ that measures write: tables, between two comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Return a Markdown table; the columns `right` are aligned to the right."""
+    rule = "|".join("--:" if column in right else "---" for column in range(len(heads)))
+    body = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *body])
+
+
+def with_part(page: str, name: str, text: str) -> str:
+    """Return a page with the text between the comments `NAME: written by …` and `end of NAME`."""
+    pattern = rf"(?s)(<!-- {name}: written by [\w.]+ -->\n).*?(<!-- end of {name} -->)"
+    if (places := len(re.findall(pattern, page))) != 1:
+        raise ValueError(f"The page has {places} places for {name!r}; expected one.")
+    return re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page)
+
+
+def write_part(file: str, name: str, text: str) -> None:
+    """Write a part of a page of docs/."""
+    path = DOCS / file
+    path.write_text(with_part(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")

@@ -13,10 +13,10 @@ import pytest
 
 from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.ranks import launching
-from transparity_conformance.checking.ranks.group import group_of, ranked_build
 from transparity_conformance.report.report import Report
+from transparity_conformance.running.process import ranks
 from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.ranks import group_of, ranked_build
 
 PORTS = Path(__file__).with_name("failing_ports.py")
 
@@ -68,7 +68,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
 
 
 def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "WAITS", 0.5)
+    monkeypatch.setattr(ranks, "WAITS", 0.5)
     began = time.monotonic()
     with started("waits_for_it") as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.ranks.group import group_of, ranked_build
-from transparity_conformance.checking.ranks.sizes import divisible
+from transparity_conformance.checking.sizes import divisible
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.ranks import group_of, ranked_build
 
 TIMEOUT = 120.0
 

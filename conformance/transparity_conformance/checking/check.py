@@ -16,11 +16,8 @@ from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking.audit.audit import with_audit
 from transparity_conformance.checking.audit.audited import audited_of
-from transparity_conformance.checking.ranks.against_one import against_one, with_ranks
-from transparity_conformance.checking.ranks.dropout import with_dropout
-from transparity_conformance.checking.ranks.group import RankGroup, ranked_build, ranks_of
-from transparity_conformance.checking.ranks.sizes import divisible
-from transparity_conformance.checking.stages import forward, offers, reach
+from transparity_conformance.checking.sizes import divisible
+from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
@@ -30,7 +27,8 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process import isolation
 from transparity_conformance.running.process.isolation import TIMEOUT
-from transparity_conformance.running.process.running import Port, built
+from transparity_conformance.running.process.ranks import ranked_build, ranks_of
+from transparity_conformance.running.process.running import Port
 
 NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
@@ -119,28 +117,6 @@ def _built_by(
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 
-def _group(evidence: Evidence) -> RankGroup:
-    assert evidence.group is not None
-    return evidence.group
-
-
-def run_one_rank(evidence: Evidence) -> None:
-    """Compare the ranks with one rank of the same code."""
-    arguments, group = evidence.arguments, _group(evidence)
-    how: dict[str, Any] = {"dtype": arguments.dtype, "logits_only": arguments.logits_only}
-    evidence.one_rank = against_one(group, evidence.build, arguments.probes, **how, progress=evidence.progress)
-
-
-def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, replicas that differ and, if all agree, what each rank drops in training."""
-    group, probes = _group(evidence), evidence.arguments.probes
-    assert evidence.one_rank is not None
-    evidence.report = with_ranks(evidence.report, evidence.one_rank, group.differing, probes)
-    if evidence.agrees():
-        first = next(iter(probes.values()))
-        evidence.report = with_dropout(evidence.report, group, built(evidence.build, first), first)
-
-
 def audit_loader(evidence: Evidence) -> None:
     """Audit the fields and tensors of a loader; given weights are those of one model, and have no variants."""
     arguments, audited = evidence.arguments, audited_of(evidence.port)
@@ -153,7 +129,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 STAGES = (
-    Stage(run_one_rank, Evidence.is_on_ranks),
+    Stage(ranks.run_one_rank, Evidence.is_on_ranks),
     Stage(forward.run_probes),
     Stage(forward.recognise_form),
     Stage(forward.listen, Evidence.has_logits, Evidence.is_steady, Evidence.shows_taps),
@@ -166,7 +142,7 @@ STAGES = (
     Stage(forward.explain_at_other_size, forward.is_explained_at_other_size),
     Stage(offers.compare_offers, Evidence.has_logits),
     Stage(forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
-    Stage(judge_ranks, Evidence.is_on_ranks),
+    Stage(ranks.judge_ranks, Evidence.is_on_ranks),
     Stage(audit_loader),
 )
 """The stages of a check, in order, each with its conditions."""

@@ -17,8 +17,7 @@ from transparity_conformance.checking.artefacts.checking import artefact_check
 from transparity_conformance.checking.artefacts.systems import OfCheckpoint
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
-from transparity_conformance.checking.ranks.group import ranked_build
-from transparity_conformance.checking.ranks.sizes import sized
+from transparity_conformance.checking.sizes import sized
 from transparity_conformance.checking.systems import (
     System,
     checkpoint_systems,
@@ -35,6 +34,7 @@ from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.running.process.ranks import ranked_build
 from transparity_conformance.running.runtimes.runtime import runtime_of
 
 Check = Callable[[System, Progress], Report]

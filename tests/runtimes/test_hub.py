@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.runtimes.conftest import Check
 
-from transparity_conformance.checking.artefacts.systems import artefact_system
+from transparity_conformance.checking.artefacts import artefact_system
 from transparity_conformance.checking.check import check as check_port
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint

@@ -14,8 +14,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.checking.audit.audit import with_audit
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.sizes import divisible
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
@@ -29,8 +28,6 @@ from transparity_conformance.running.process import isolation
 from transparity_conformance.running.process.isolation import TIMEOUT
 from transparity_conformance.running.process.ranks import ranked_build, ranks_of
 from transparity_conformance.running.process.running import Port
-
-NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
 
@@ -115,17 +112,6 @@ def _built_by(
     if timeout is not None:
         return isolation.isolated(isolation.spec_of(build), timeout, family)
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
-
-
-def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader; given weights are those of one model, and have no variants."""
-    arguments, audited = evidence.arguments, audited_of(evidence.port)
-    is_loader = audited.model_type is not None
-    if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
-        evidence.add(not_compared=[NOT_AUDITED] if is_loader else [])
-        return
-    config = arguments.config or preset_called(arguments.name).resized()
-    evidence.report = with_audit(evidence.report, audited, config, evidence.progress, diverges=bool(arguments.audit))
 
 
 STAGES = (

@@ -30,6 +30,8 @@ class System:
     """The family of the folders that a loader is given; None: the port is a `build`."""
     dtype: str | None = None
     """The precision of an artefact of its own; None: the one that is asked for."""
+    not_compared: tuple[str, ...] = ()
+    """What an artefact fixes, each with the reason."""
 
     @property
     def is_asked(self) -> bool:

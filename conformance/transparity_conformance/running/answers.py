@@ -10,6 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.stored import OnDisk
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.stranger import PortError
 
 OUTPUTS = {
@@ -45,6 +46,11 @@ def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: Trans
     """Return whether the first item is the whole answer, and not its first row."""
     axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
+
+
+def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all taps of a call, by name."""
+    return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
 def answer_in(returned: Any) -> Any:

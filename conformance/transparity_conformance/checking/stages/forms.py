@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.checking.calls import Ran
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.listening.operation import Operation
@@ -23,7 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
-from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.answers import shapes_of, taps_in
 from transparity_conformance.running.process.running import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
@@ -237,9 +236,7 @@ class _InForm:
         return getattr(self.forward, name)
 
     def _read(self, returned: Any, tokens: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        lengths = lengths_of(self.config, tokens)
-        shape = tap_shapes(self.config, len(next(iter(tokens.values()))), **lengths)["logits"]
-        taps = taps_in(returned, self.config)
+        shape, taps = shapes_of(self.config, tokens)["logits"], taps_in(returned, self.config)
         return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
 
 

@@ -18,7 +18,7 @@ from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.process.wire import Handle
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

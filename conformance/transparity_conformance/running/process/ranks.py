@@ -15,9 +15,9 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.sharding import Sharding, read_placements
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
+from transparity_conformance.running.answers import shapes_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.isolation import (
     IsolatedBuild,
@@ -26,8 +26,7 @@ from transparity_conformance.running.process.isolation import (
     checked_timeout,
 )
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
-from transparity_conformance.running.process.operations import described, received
-from transparity_conformance.running.process.wire import Handle
+from transparity_conformance.running.process.wire import Handle, described, received
 
 
 class RankGroup:
@@ -40,10 +39,9 @@ class RankGroup:
 
     def __init__(self, spec: str, timeout: float, ranks: int, adapter: str | None = None) -> None:
         self.ranks, self.timeout, self.spec, self.adapter = ranks, timeout, spec, adapter
-        given = [("The port" if ranks == 1 else f"Rank {rank} of {ranks}") for rank in range(ranks)]
         self.processes = [
-            PortProcess(spec, timeout, adapter, environment, who)
-            for environment, who in zip(environments(ranks), given, strict=True)
+            PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
+            for rank, environment in enumerate(environments(ranks))
         ]
         self.differing, self.whole = Differing(), Whole()
         self.shardings: dict[int, Sharding] = {}
@@ -81,8 +79,6 @@ class RankGroup:
                 answers = self._together("loading the port")
             except PortCallError as error:
                 raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
-            for process, answer in zip(self.processes, answers, strict=True):
-                process._loaded = answer[0], answer[1]
             self._loaded = answers[0][0], answers[0][1]
         return self._loaded
 
@@ -90,9 +86,7 @@ class RankGroup:
         """The answer of all ranks to a request; as `PortProcess.answer`."""
         self.loaded()
         self.differing.last = {}
-        for rank, process in enumerate(self.processes):
-            process.ask(what, name, *_of_rank(arguments, rank), largest=largest)
-        answers = self._together(what)
+        answers = self._asked(what, name, *arguments, largest=largest)
         if name == "build":
             return self._built(answers, arguments)
         if name == "listen":
@@ -108,9 +102,7 @@ class RankGroup:
         if len(set(numbers)) > 1:
             raise PortProcessError(f"The ranks built different objects: {numbers}.")
         number = int(numbers[0])
-        for process in self.processes:
-            process.ask("its placements", "placements", number)
-        declared = self._together("its placements")
+        declared = self._asked("its placements", "placements", number)
         for rank, each in enumerate(declared):
             if each != declared[0]:
                 raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
@@ -121,13 +113,19 @@ class RankGroup:
     def _joined(self, what: str, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
         number = int(arguments[0])
         method = arguments[1] if isinstance(arguments[1], str) and arguments[1] else what
-        shapes = _shapes(self.configs.get(number), arguments) if what == "forward" else self._of_parameters(number)
-        sharding = self.shardings.get(number, Sharding(self.ranks))
-        return joined(method, answers, sharding, shapes, self.differing)
+        tokens = next((each for each in arguments[1:] if isinstance(each, Mapping)), {})
+        config, shapes = self.configs.get(number), Shapes()
+        if config is not None and what != "forward":
+            shapes = parameter_shapes(config)
+        elif config is not None and tokens:
+            shapes = shapes_of(config, tokens)
+        return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
 
-    def _of_parameters(self, number: int) -> Shapes:
-        config = self.configs.get(number)
-        return {} if config is None else parameter_shapes(config)
+    def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
+        """The answers of all ranks to a request."""
+        for rank, process in enumerate(self.processes):
+            process.ask(what, name, *_of_rank(arguments, rank), largest=largest)
+        return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
         """The answers of all ranks, which arrive at once: a rank may wait for another."""
@@ -147,16 +145,11 @@ class RankGroup:
 
     def offers(self, forward: Any, name: str) -> bool:
         """Return whether a built port has the method `name` on every rank."""
-        return all(self._each("what it offers", "offers", forward, name))
+        return all(self._asked("what it offers", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
         """The answers of a method of a built port, by rank."""
-        return self._each(name, "call", forward, name, (), dict(tokens), None)
-
-    def _each(self, what: str, request: str, forward: Any, *arguments: Any) -> list[Any]:
-        for rank, process in enumerate(self.processes):
-            process.ask(what, request, _of_rank(forward.handle, rank).number, *arguments)
-        return self._together(what)
+        return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
         """The ranks of a built port, and the placements that it declares."""
@@ -186,15 +179,6 @@ def _of_rank(value: Any, rank: int) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_of_rank(item, rank) for item in value)
     return value
-
-
-def _shapes(config: TransformerConfig | None, arguments: Sequence[Any]) -> Shapes:
-    """The shapes of all taps of a forward pass."""
-    tokens = next((each for each in arguments[1:] if isinstance(each, Mapping)), {})
-    if config is None or not tokens:
-        return {}
-    lengths = {name: np.shape(value)[1] for name, value in tokens.items()}
-    return tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
 
 
 def ranked_build(spec: str, timeout: float, ranks: int, adapter: str | None = None) -> IsolatedBuild:

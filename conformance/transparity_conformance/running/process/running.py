@@ -13,7 +13,6 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
-from transparity.taps import lengths_of, tap_shapes
 from transparity.text import MESSAGE
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
@@ -23,7 +22,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
-from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.answers import shapes_of, taps_in
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.process.wire import largest_answer
 
@@ -59,8 +58,10 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
-    float32 does not fit."""
-    if not is_loader(build) and not isinstance(_inner(build), RemoteBuild):
+    float32 does not fit; nothing for an artefact, which has its own."""
+    if getattr(_inner(build), "has_own_weights", False):
+        return {}
+    if not is_loader(build) and not hasattr(_inner(build), "process"):
         return {name: np.array(value) for name, value in parameters.items()}
     if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
@@ -85,10 +86,6 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     stored = parameters.stored_as
     why = f"its numbers are in {stored}" if stored else "a copy in float32 does not fit beside the port"
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
-
-
-class RemoteBuild:
-    """The `build` of a port that does not run in this process, which reads matrices from their files where it runs."""
 
 
 class RemotePort:
@@ -190,8 +187,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
     taps = _taps(returned, probe.config)
-    lengths = lengths_of(probe.config, probe.inputs)
-    known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    known = shapes_of(probe.config, probe.inputs)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
         raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {_some(known)}.")

@@ -35,12 +35,12 @@ from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import LoadError, load_port
-from transparity_conformance.running.process.operations import described
 from transparity_conformance.running.process.running import listen_once
 from transparity_conformance.running.process.wire import (
     Closed,
     Handle,
     Kept,
+    described,
     encoded,
     largest_answer,
     receive_request,

@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.artefacts.gguf.reading import GgufFile
+from transparity_conformance.checking.gguf.reading import GgufFile
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_numpy.positions import rotary_frequencies

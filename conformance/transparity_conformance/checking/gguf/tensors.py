@@ -11,9 +11,9 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.artefacts.gguf.layouts import Layout, layout_of, other_layouts
-from transparity_conformance.checking.artefacts.gguf.reading import GgufFile, Tensor
-from transparity_conformance.checking.artefacts.gguf.rounding import disorder, is_within, step, worst_block
+from transparity_conformance.checking.gguf.layouts import Layout, layout_of, other_layouts
+from transparity_conformance.checking.gguf.reading import GgufFile, Tensor
+from transparity_conformance.checking.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
 from transparity_conformance.report.text import listed

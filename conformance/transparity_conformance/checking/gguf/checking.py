@@ -12,18 +12,17 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
-from transparity_conformance.checking.artefacts.gguf.layouts import check_family, names_in_file
-from transparity_conformance.checking.artefacts.gguf.metadata import metadata_faults
-from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
-from transparity_conformance.checking.artefacts.gguf.tensors import (
+from transparity_conformance.checking.check import check
+from transparity_conformance.checking.gguf.layouts import check_family, names_in_file
+from transparity_conformance.checking.gguf.metadata import metadata_faults
+from transparity_conformance.checking.gguf.reading import read_gguf
+from transparity_conformance.checking.gguf.tensors import (
     Checkpoint,
     Compared,
     compare,
     head_faults,
     name_faults,
 )
-from transparity_conformance.checking.artefacts.systems import ArtefactSystem
-from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import System
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.exporting import tensors_in
@@ -32,7 +31,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_with
 from transparity_conformance.report.report import ClaimResult, Divergence, Report, Verdict
-from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
 NOT_RUN = "llama.cpp itself: the file is compared to its checkpoint, and not run"
@@ -47,15 +46,10 @@ class GgufCheck:
         self.options = options
         self.file = read_gguf(Path(port))
 
-    def systems(self, checkpoint: importing.Checkpoint | None) -> Iterator[ArtefactSystem]:
-        """The checkpoint; raises `UsageError` without one, and for one of another architecture."""
-        if checkpoint is None:
-            raise UsageError(
-                f"{self.file.path} has weights of its own; give the folder of the checkpoint that it was made of, "
-                "by --checkpoint FOLDER."
-            )
+    def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
+        """Yield the checkpoint; raise `UsageError` for one of another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
-        yield ArtefactSystem(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
+        yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         hub = self._checkpoint(system)

@@ -7,48 +7,46 @@ is a line of what is not compared.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.systems import System
 from transparity_conformance.checkpoints.importing import Checkpoint
-from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.formatting import count
 from transparity_conformance.running.loading import UsageError
-from transparity_conformance.running.runtimes.runtime import Limits
+from transparity_conformance.running.runtimes.runtime import Limits, runtime_of
 
 
-@dataclass(frozen=True, eq=False)
-class ArtefactSystem(System):
-    """A checkpoint as an artefact takes it."""
-
-    not_compared: tuple[str, ...] = ()
-    """What the artefact fixes, each with the reason."""
-
-
-@runtime_checkable
-class OfCheckpoint(Protocol):
-    """The check of an artefact, which has weights of its own."""
-
-    def systems(self, checkpoint: Checkpoint | None) -> Iterator[ArtefactSystem]:
-        """The systems that it is checked on; raises `UsageError` without a checkpoint."""
-
-    def __call__(self, system: System, progress: Progress) -> Report:
-        """Check the artefact."""
+def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
+    """The checkpoint of a check: a hub folder that is the port is its own, unless another is given."""
+    runtime = runtime_of(port)
+    if checkpoint is not None or port is None or runtime is None or runtime.needs_checkpoint or any(others):
+        return checkpoint
+    return Path(port)
 
 
-def artefact_system(checkpoint: Checkpoint, limits: Limits) -> ArtefactSystem:
+def check_quantised(port: str, limits: Limits) -> None:
+    """Raise `UsageError` for an artefact whose weights are quantised."""
+    if limits.dtype == "int8":
+        raise UsageError(
+            f"{port} holds quantised weights: there is no budget for what that changes, so a mistake cannot be told "
+            "from it; check the graph before it is quantised, or a GGUF file, whose numbers are compared."
+        )
+
+
+def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
     """The checkpoint with its weights, within the limits."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)
         lines += [line] if line else []
     if limits.batch is not None:
-        lines.append(f"batches: it fixes {_count(limits.batch, 'row')}, so other batches are run in such parts")
-    return ArtefactSystem(checkpoint.model_type, config, parameters, not_compared=tuple(lines))
+        lines.append(f"batches: it fixes {count(limits.batch, 'row')}, so other batches are run in such parts")
+    dtype = limits.dtype if limits.dtype in HALF else None
+    return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
 
 
 Narrowed = tuple[TransformerConfig, Arrays, str]
@@ -85,7 +83,7 @@ def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
         return config, parameters, ""
     if config.has_encoder and not limits.has_mask and not config.reads_frames:
         raise UsageError(
-            f"The graph fixes {_count(length, 'token')} and takes no attention_mask, so no shorter sequence can be "
+            f"The graph fixes {count(length, 'token')} and takes no attention_mask, so no shorter sequence can be "
             "given to it; export it with its mask, or with a length that is free."
         )
     longest = min(length, config.max_length)
@@ -93,9 +91,5 @@ def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
     tables = {name for name in parameters if name.endswith("position_embedding.weight")} - audio
     beyond = config.max_length - longest
     cut = {name: value[: len(value) - beyond] if name in tables else value for name, value in parameters.items()}
-    line = f"lengths above {length}: it fixes {_count(length, 'token')}; shorter sequences are padded on the right"
+    line = f"lengths above {length}: it fixes {count(length, 'token')}; shorter sequences are padded on the right"
     return dataclasses.replace(config, max_length=longest), cut, line
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

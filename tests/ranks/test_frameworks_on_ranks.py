@@ -7,8 +7,8 @@ import pytest
 from meta.ranks.cases import CONFIGS, Case
 from meta.ranks.measure import started
 from transparity_conformance.checking.calls import run_all
-from transparity_conformance.checking.sizes import divisible
 from transparity_conformance.checking.stages.ranks import against_one
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.diagnosis.judge import judge, silent
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.running.process.isolation import IsolatedBuild

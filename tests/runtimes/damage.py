@@ -36,8 +36,7 @@ from transparity.errors import TransparityError
 from transparity_conformance.checking.artefacts import artefact_system
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.gguf.checking import GgufCheck
-from transparity_conformance.checking.gguf.metadata import keys_of
-from transparity_conformance.checking.gguf.reading import read_gguf
+from transparity_conformance.checking.gguf.metadata import keys_of, read_gguf
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.sizes import divisible
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.ranks import group_of, ranked_build

@@ -15,9 +15,9 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
-from transparity_conformance.checking.sizes import divisible
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET

@@ -15,12 +15,12 @@ from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.checking.artefacts import artefact_system, check_quantised
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
-from transparity_conformance.checking.sizes import sized
 from transparity_conformance.checking.systems import (
     System,
     checkpoint_systems,
     family_systems,
     layer_systems,
+    sized,
     systems,
 )
 from transparity_conformance.checkpoints.importing import Checkpoint

@@ -13,9 +13,9 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
-from transparity_conformance.checking.sizes import sized
 from transparity_conformance.checking.stages.evidence import LastReport
 from transparity_conformance.checking.stages.ranks import adding_ranks, compared
+from transparity_conformance.checking.systems import sized
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
 from transparity_conformance.diagnosis.search.clock import BUDGET

@@ -12,10 +12,10 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.stranger import PortError, call_stranger, has_method, signature_of
-from transparity_conformance.running.answers import answer_in
 from transparity_conformance.running.frameworks.modules import kind_of
 from transparity_conformance.running.inputs import (
     Array,
+    answer_in,
     arguments,
     arrays,
     completed,

@@ -18,9 +18,8 @@ from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.answers import answer_in
 from transparity_conformance.running.frameworks.modules import module_in
-from transparity_conformance.running.inputs import is_instance
+from transparity_conformance.running.inputs import answer_in, is_instance
 from transparity_conformance.running.rows import Located, found_by_rows
 
 Arrays = dict[str, np.ndarray]

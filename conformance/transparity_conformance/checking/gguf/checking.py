@@ -13,15 +13,15 @@ from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.gguf.layouts import check_family, names_in_file
-from transparity_conformance.checking.gguf.metadata import metadata_faults
-from transparity_conformance.checking.gguf.reading import read_gguf
+from transparity_conformance.checking.gguf.metadata import metadata_faults, read_gguf
 from transparity_conformance.checking.gguf.tensors import (
     Checkpoint,
     Compared,
+    check_family,
     compare,
     head_faults,
     name_faults,
+    names_in_file,
 )
 from transparity_conformance.checking.systems import System
 from transparity_conformance.checkpoints import importing

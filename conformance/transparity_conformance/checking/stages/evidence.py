@@ -13,8 +13,8 @@ from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking.calls import Ran, Reached
-from transparity_conformance.checking.sizes import probes_on
 from transparity_conformance.checking.stages.forms import Form
+from transparity_conformance.checking.systems import probes_on
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Located, Progress
 from transparity_conformance.diagnosis.search.clock import Clock

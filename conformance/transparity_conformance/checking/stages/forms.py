@@ -22,7 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
-from transparity_conformance.running.answers import shapes_of, taps_in
+from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.running import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 

@@ -20,18 +20,16 @@ from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments
 from transparity_conformance.running.frameworks.modules import (
     Tensor,
+    buffers_of,
     initialised,
     is_module,
     kind_of,
     module_in,
     of_build,
-    widened,
-)
-from transparity_conformance.running.frameworks.tensors import (
-    buffers_of,
     package_of,
     tensors_inside,
     tensors_of,
+    widened,
 )
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import signature_of
-from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.frameworks.modules import Tensor
-from transparity_conformance.running.inputs import arguments, with_mask
+from transparity_conformance.running.inputs import arguments, taps_in, with_mask
 
 
 class EquinoxForward:

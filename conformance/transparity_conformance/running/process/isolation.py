@@ -30,7 +30,7 @@ from transparity_conformance.capabilities.stranger import PortCallError, PortErr
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.running.answers import shapes_of
+from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError, UsageError
 from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
 from transparity_conformance.running.process.wire import (

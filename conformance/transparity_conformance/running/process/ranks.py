@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.sharding import Sharding, read_placements
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
-from transparity_conformance.running.answers import shapes_of
+from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.isolation import (
     IsolatedBuild,

@@ -22,8 +22,8 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
-from transparity_conformance.running.answers import shapes_of, taps_in
 from transparity_conformance.running.frameworks.modules import of_build
+from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26

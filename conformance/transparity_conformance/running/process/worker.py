@@ -31,9 +31,9 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, opened
-from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
+from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import LoadError, load_port
 from transparity_conformance.running.process.running import listen_once
 from transparity_conformance.running.process.wire import (

@@ -79,7 +79,7 @@ HUB = Runtime("transformers", "hub", "transformers", "hub", needs_checkpoint=Fal
 """The runtime of a folder."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-PAIR = Runtime("ONNX Runtime", "onnx_pair", "onnxruntime", "onnx")
+PAIR = Runtime("ONNX Runtime", "onnx", "onnxruntime", "onnx")
 """The runtime of a folder with these two files."""
 
 

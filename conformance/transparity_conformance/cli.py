@@ -26,7 +26,6 @@ from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
 
 if TYPE_CHECKING:
-    from transparity.config import TransformerConfig
     from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.report.report import Report
@@ -354,6 +353,8 @@ def fit(
     timeout: Timeout = None,
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
+    from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
+
     with _for_people(json_file), _one_sentence():
         from transparity_conformance.identify.fitting.answer import sentences
         from transparity_conformance.identify.fitting.fit import fit_port
@@ -362,7 +363,8 @@ def fit(
         found = fit_port(module, timeout)
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
-    _write_config(found.config, json_file)
+    with _one_sentence():
+        write_text(json_file or STANDARD_OUTPUT, found.config.to_json())
     raise typer.Exit(0 if found.is_confirmed else INCONCLUSIVE)
 
 
@@ -374,11 +376,7 @@ def import_(
 ) -> None:
     """Convert a checkpoint of a known family to a configuration and parameters of ours."""
     with _one_sentence():
-        from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
-
-        checkpoint = import_checkpoint(folder, head)
-        save_checkpoint(checkpoint, into)
-        _print_imported(checkpoint, into)
+        _imported(folder, head, into)
 
 
 @app.command()
@@ -464,11 +462,18 @@ def _flushed() -> bool:
     return complete
 
 
-def _imported(folder: Path, head: str | None) -> Checkpoint:
-    from transparity_conformance.checkpoints.importing import import_checkpoint
+def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
+    """Import a checkpoint, save it if a folder is given, and print the model and what was not imported."""
+    from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
+    from transparity_conformance.report.terminal import print_line
 
     checkpoint = import_checkpoint(folder, head)
-    _print_imported(checkpoint, folder)
+    if into is not None:
+        save_checkpoint(checkpoint, into)
+    count = sum(value.size for value in checkpoint.parameters.values())
+    print_line(f"{into or folder}: {checkpoint.model_type}, {checkpoint.config.architecture}, {count:,} parameters")
+    for remark in checkpoint.remarks:
+        print_line(remark, indent=4)
     return checkpoint
 
 
@@ -517,17 +522,6 @@ def _export_checkpoint(
             print_line(written)
 
 
-def _write_config(config: TransformerConfig, file: Path | None) -> None:
-    """Write a configuration as JSON, to standard output without a file."""
-    with _one_sentence():
-        from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
-
-        if file is None or file == STANDARD_OUTPUT:
-            typer.echo(config.to_json(), nl=False)
-        else:
-            write_text(file, config.to_json())
-
-
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
     import json
@@ -544,16 +538,6 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
         return
     answer = as_rows() if name is None else described(named_config(name, resized=False))
     write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
-
-
-def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:
-    """Print the imported model and the settings that were not imported."""
-    from transparity_conformance.report.terminal import print_line
-
-    count = sum(value.size for value in checkpoint.parameters.values())
-    print_line(f"{folder}: {checkpoint.model_type}, {checkpoint.config.architecture}, {count:,} parameters")
-    for remark in checkpoint.remarks:
-        print_line(remark, indent=4)
 
 
 def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
@@ -599,21 +583,22 @@ def _complain(sentence: str) -> None:
 
 def _announced(systems: Iterator[System], port: str, dtype: str) -> Iterator[System]:
     """Yield every system, and print at once what is checked: the answer may take a while."""
-    from transparity_conformance.report.terminal import print_line
-
     for system in systems:
-        print_line(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        _print_now(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
         yield system
 
 
 def _tell(report: Report) -> None:
     """Print where a port diverges; the causes come later."""
     from transparity_conformance.report.check.findings import located
+
+    _print_now(located(report))
+
+
+def _print_now(line: str) -> None:
     from transparity_conformance.report.terminal import print_line
 
-    print_line(located(report))
+    print_line(line)
     if sys.stdout is not None:
         sys.stdout.flush()
 

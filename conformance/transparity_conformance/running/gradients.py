@@ -62,15 +62,8 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
-
-    Args:
-        called: the forward pass, with a graph, of a module like the given one.
-        module: a `flax.nnx.Module`.
-        config: the model's.
-        targets: token ids, as many as there are logits.
-        tokens: the inputs.
-    """
+    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`; `called`: the forward pass, with a graph, of
+    a module like the given one."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -86,14 +79,10 @@ def in_flax(
         chosen = jnp.take_along_axis(rows, jnp.where(counts, given, 0)[:, None], axis=1)[:, 0]
         return -jnp.where(counts, chosen, 0).sum() / counts.sum()
 
-    return _of_state(parameters), _of_state(jax.grad(loss)(parameters))
+    def by_path(state: Any) -> Arrays:
+        return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
 
-
-def _of_state(state: Any) -> Arrays:
-    """The arrays of a state by their paths, with points between the parts."""
-    from flax import nnx
-
-    return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
+    return by_path(parameters), by_path(jax.grad(loss)(parameters))
 
 
 ROWS_COMPARED = 16
@@ -173,23 +162,18 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
         same = [name for name in alike if places[name].shape == tensor.shape]
         if len(same) == 1 and np.array_equal(places[same[0]][:ROWS_COMPARED], tensor[:ROWS_COMPARED]):
             named[theirs] = same[0]
-    found = {}
+    others, found = [name for name in places if name not in named.values()], {}
     for theirs, name in named.items():
-        copies = [other for other in places if other not in named.values() and _is_copy(places[other], places[name])]
-        found[theirs] = Located((name, *copies), functools.partial(_sum_of, (name, *copies)))
+        names = (name, *(other for other in others if _is_copy(places[other], places[name])))
+        found[theirs] = Located(names, functools.partial(_sum_of, names))
     return found
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two matrices are equal; a few rows tell that most are not."""
-    return (
-        one.ndim == 2
-        and one.shape == other.shape
-        and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
-        and np.array_equal(one, other)
-    )
+    is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
+    return is_near and np.array_equal(one, other)
 
 
 def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    first, *others = (gradients[name] for name in names)
-    return sum(others, first)
+    return np.sum([gradients[name] for name in names], axis=0)

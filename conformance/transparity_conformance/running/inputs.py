@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -116,15 +117,10 @@ def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.A
             return torch.from_numpy(np.array(value, np.int64)).to(first.device)
 
         return tensor, torch.no_grad
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return lambda value: jnp.asarray(value, None if value.dtype.kind == "f" else jnp.int32), contextlib.nullcontext
-    if framework == "mlx":
-        import mlx.core as mx
-
-        return lambda value: mx.array(
-            np.asarray(value, None if value.dtype.kind == "f" else np.int32)
+    if framework in ("jax", "mlx"):
+        module = importlib.import_module({"jax": "jax.numpy", "mlx": "mlx.core"}[framework])
+        return lambda value: module.array(
+            value if value.dtype.kind == "f" else value.astype(np.int32)
         ), contextlib.nullcontext
     return np.array, contextlib.nullcontext
 

@@ -73,10 +73,7 @@ def _place(own: list[Lines], places: _Places, shape: tuple[int, ...]) -> Located
 
 
 def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Located:
-    def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        return _shaped(place.of(tensors[place.name]), own, shape)
-
-    return Located((place.name,), take)
+    return Located((place.name,), lambda tensors: _shaped(place.of(tensors[place.name]), own, shape))
 
 
 def _in_parts(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class GgufCheck:
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
             why = "the logits: the file has not all the weights of the checkpoint, in its shapes"
-            return dataclasses.replace(report, not_compared=(*report.not_compared, why))
+            return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
 
@@ -79,21 +79,12 @@ class GgufCheck:
         """The report on names, metadata and numbers."""
         worst = sorted(compared.measured, key=lambda each: each.share)[-1:]
         verdict: Verdict = "diverges" if compared.faults else "agrees"
-        claims = [
-            ClaimResult("gguf.tensors", verdict, each.error, each.budget, f"{each.tap} ({each.probe})")
-            for each in worst
-        ]
-        return Report(
-            name,
-            "diverges" if faults else "inconclusive" if compared.not_compared else "agrees",
-            faults[0].where if faults else None,
-            tuple(faults),
-            tuple(claims),
-            tuple(compared.measured),
-            not_compared=(NOT_RUN, *compared.not_compared),
-            dtype=self.options["dtype"],
-            port=self.options["name"],
-        )
+        where = [f"{each.tap} ({each.probe})" for each in worst]
+        claims = [ClaimResult("gguf.tensors", verdict, each.error, each.budget, *where) for each in worst]
+        report = Report(name, "inconclusive" if compared.not_compared else "agrees", None)
+        report = replace(report, dtype=self.options["dtype"], port=self.options["name"])
+        measured, not_compared = tuple(compared.measured), (NOT_RUN, *compared.not_compared)
+        return report.adding(*faults, claims=claims, not_compared=not_compared, measured=measured)
 
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
@@ -106,13 +97,12 @@ class GgufCheck:
             (config, system.parameters),
             (config, parameters_from(family, config, compared.as_converted_rightly)),
         )
-        notes = [*report.notes, *_effect("quantisation alone", exact, right)]
+        report = report.adding(notes=_effect("quantisation alone", exact, right))
         try:
-            wrong = dataclasses.replace(config, **fields), parameters_from(family, config, compared.as_they_are)
+            wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
-            return dataclasses.replace(report, notes=(*notes, f"its metadata gives no model: {error}"))
-        notes += _effect("what is wrong", right, wrong)
-        report = dataclasses.replace(report, notes=tuple(notes))
+            return report.adding(notes=[f"its metadata gives no model: {error}"])
+        report = report.adding(notes=_effect("what is wrong", right, wrong))
         if all(fault.causes for fault in report.faults):
             return report
 
@@ -121,7 +111,7 @@ class GgufCheck:
 
         options = {**self.options, "logits_only": False, "progress": progress}
         found = check(build, system.name, config=config, parameters=right[1], **options).faults
-        return dataclasses.replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
+        return replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
 
 
 def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:

@@ -79,13 +79,13 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
     for key in keys_of(config, file.architecture):
         name, right, given = f"{file.architecture}.{key.name}", getattr(config, key.field), file.field(key.name)
         if given is None and key.default is REQUIRED:
-            faults.append(_fault(name, "it is missing, and llama.cpp has no default for it"))
+            faults.append(known_fault(name, "it is missing, and llama.cpp has no default for it"))
             continue
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
             how = said if given is not None else f"missing, for which llama.cpp takes {said}"
-            faults.append(_fault(name, f"it is {how}; the checkpoint has {right}"))
+            faults.append(known_fault(name, f"it is {how}; the checkpoint has {right}"))
             fields[CONFIG_NAMES.get(key.field, key.field)] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
@@ -97,7 +97,8 @@ def _is_same(value: float, right: float | None) -> bool:
     return right is not None and np.float32(value) == np.float32(right)
 
 
-def _fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
+def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
+    """A fault that is a fact, and no difference of numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
 
 
@@ -112,7 +113,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     found = factor if kind == "linear" else None
     if found != linear and not (found and linear and _is_same(found, linear)):
         says = f"rope.scaling is {shown(kind)} by {shown(factor)}; the checkpoint has {config.rotary_scaling}"
-        faults.append(_fault(f"{file.architecture}.rope.scaling", says))
+        faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
         fields = {"rotary_scaling": "linear", "rotary_factor": float(found)} if found else {"rotary_scaling": "none"}
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None and config.rotary_scaling != "llama3":
@@ -122,7 +123,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
         how = "missing, so that no angle is slowed" if tensor is None else f"up to {factors.max():.4g}"
         says = f"the factors of the rotary angles are {how}; by the checkpoint they are up to {right.max():.4g}"
-        faults.append(_fault("rope_freqs.weight", says, "gguf-rope-factors"))
+        faults.append(known_fault("rope_freqs.weight", says, "gguf-rope-factors"))
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
         fields = slowed if tensor is not None and config.rotary_scaling == "llama3" else {"rotary_scaling": "none"}
     return faults, fields
@@ -139,16 +140,18 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
     activation = ACTIVATIONS.get(name, "silu")
     if config.activation != activation:
         says = f"llama.cpp runs its feed-forward with {activation}; the checkpoint has {config.activation}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
     if config.sliding_window is not None and name != "gemma2":
         says = f"llama.cpp has no sliding window in it; the checkpoint has one of {config.sliding_window}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
     if config.query_temperature:
-        yield _fault(name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed")
+        yield known_fault(
+            name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed"
+        )
     scale = config.head_dim**-0.5
     if not _is_same(config.score_scale, scale):
         says = f"llama.cpp scales its scores by {scale:.4g}; the checkpoint by {config.score_scale:.4g}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
 
 
 MOST_ITEMS = 2**22

@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.gguf.metadata import GgufFile, Tensor
+from transparity_conformance.checking.gguf.metadata import GgufFile, Tensor, known_fault
 from transparity_conformance.checking.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
@@ -122,13 +122,13 @@ def name_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
             also = ": llama.cpp then takes the embeddings for it" if theirs == OUTPUT else ""
-            yield known_fault(theirs, "gguf-tensor-missing", f"it is missing{also}; the checkpoint has {name}")
+            yield known_fault(theirs, f"it is missing{also}; the checkpoint has {name}", "gguf-tensor-missing")
         elif file.tensors[theirs].shape != expected:
             found = shown(file.tensors[theirs].shape)
-            yield known_fault(theirs, "gguf-shape", f"its shape is {found}; by the checkpoint expected {expected}")
+            yield known_fault(theirs, f"its shape is {found}; by the checkpoint expected {expected}", "gguf-shape")
     others = [name for name in file.tensors if name not in {*hub.names.values(), *COMPUTED, OUTPUT}]
     if others:
-        yield known_fault(others[0], "gguf-tensor-unknown", f"the checkpoint has nothing of the name {listed(others)}")
+        yield known_fault(others[0], f"the checkpoint has nothing of the name {listed(others)}", "gguf-tensor-unknown")
 
 
 def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
@@ -137,16 +137,11 @@ def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
         return
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
     if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
-        yield known_fault(OUTPUT, "gguf-shape", "its shape is not that of the embeddings, which are the head")
+        yield known_fault(OUTPUT, "its shape is not that of the embeddings, which are the head", "gguf-shape")
         return
     says = "it is not the embeddings, which are the head of the checkpoint"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
-
-
-def known_fault(where: str, mistake: str, says: str) -> Divergence:
-    """A fault that is a fact, and no difference of numbers."""
-    return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
 
 
 Change = Callable[[np.ndarray], np.ndarray]

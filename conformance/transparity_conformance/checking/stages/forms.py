@@ -88,10 +88,6 @@ def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return np.where(is_token, ours.max(-1) - chosen, np.inf)
 
 
-def _cut(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return theirs[..., : shape[-1]]
-
-
 def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if theirs.ndim != 2:
         raise OtherForm

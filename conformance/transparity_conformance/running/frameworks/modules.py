@@ -238,12 +238,12 @@ def _of_nnx(model: Any) -> Iterator[tuple[str, Tensor]]:
     for path, variable in nnx.state(model).flat_state():
         is_kept = isinstance(variable, nnx.Param | nnx.BatchStat)
         if is_kept and variable[...].dtype.kind == "f":
-            read, write = functools.partial(_nnx_numbers, variable), functools.partial(_nnx_write, model, path)
-            yield ".".join(map(str, path)), Tensor(read, write)
+            read = functools.partial(_numbers, variable, ...)
+            yield ".".join(map(str, path)), Tensor(read, functools.partial(_nnx_write, model, path))
 
 
-def _nnx_numbers(variable: Any) -> np.ndarray:
-    return np.array(variable[...], np.float32)
+def _numbers(node: Any, key: Any) -> np.ndarray:
+    return np.array(node[key], np.float32)
 
 
 def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
@@ -266,11 +266,7 @@ def _leaves(name: str, node: Any) -> Iterator[tuple[str, Tensor]]:
             if value.is_floating_point() and value.numel():
                 yield path, _tensor(value)
         elif hasattr(value, "dtype") and np.dtype(value.dtype).kind == "f" and np.size(value):
-            yield path, Tensor(functools.partial(_leaf, node, key), functools.partial(_replace, node, key))
-
-
-def _leaf(node: Any, key: Any) -> np.ndarray:
-    return np.array(node[key], np.float32)
+            yield path, Tensor(functools.partial(_numbers, node, key), functools.partial(_replace, node, key))
 
 
 def _replace(node: Any, key: Any, numbers: np.ndarray) -> None:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,17 +59,12 @@ def checked_timeout(seconds: float | None) -> float:
     return seconds
 
 
-@contextlib.contextmanager
-def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> Iterator[Callable[..., Any]]:
-    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`.
+def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
+    """Return the context of a port's `build`, as `isolated_build`, in a process that ends with the context.
 
     With a `model_type`, the port is a loader of hub folders of that family.
     """
-    build = isolated_build(spec, timeout).loading(model_type)
-    try:
-        yield build
-    finally:
-        build.process.stop()
+    return contextlib.closing(isolated_build(spec, timeout).loading(model_type))
 
 
 def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = None) -> IsolatedBuild:

@@ -102,12 +102,16 @@ class _Program:
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
         """The end of the program, which is that of the `first` that failed if it waited for it."""
-        code = self.process.poll()
-        if code is not None:
-            return Completed(self.actual, _ended(self.who, self.command, code, self.tail))
-        if first is not None:
+        code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
+        if code == 0:
+            return Completed(self.actual, None)
+        if code is None and first is not None:
             return Completed(self.actual, first.completed(timeout, None).failure)
-        return Completed(self.actual, f"{self.who} {shown(self.command)} was stopped after {timeout:g} s.")
+        if code is None:
+            return Completed(self.actual, f"{named} was stopped after {timeout:g} s.")
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        last = self.tail.last_line()
+        return Completed(self.actual, f"{named} {how}{f', with the message: {last}' if last else ''}.")
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
@@ -146,11 +150,3 @@ class _Tail:
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         return "".join(character for character in last if character.isprintable())[:200].rstrip(".")
-
-
-def _ended(who: str, command: str, code: int, tail: _Tail) -> str | None:
-    if code == 0:
-        return None
-    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-    last = tail.last_line()
-    return f"{who} {shown(command)} {how}{f', with the message: {last}' if last else ''}."

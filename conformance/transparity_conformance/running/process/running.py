@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.text import MESSAGE
@@ -119,18 +118,12 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe, here or in its own process, and listen to it.
+    """Run a port on a probe, here or in its own process; return its taps, and its operations in order.
 
-    Args:
-        forward: the built port.
-        probe: the probe, whose tokens it is given.
-        framework: as for `listen`; a port in a process of its own is listened to in all that are imported there.
-
-    Returns: its taps as `run` does, and its operations in the order in which they ran; those whose values would go
-    beyond half of the largest answer of a process are left out, here as there. The taps may differ in rounding from
-    those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
+    A port in a process of its own is listened to in all frameworks that are imported there. Operations whose values
+    would go beyond half of the largest answer of a process are left out. The taps may differ in rounding from those of
+    `run` where listening turns a compiler off (`jit`, `torch.compile`).
     """
-
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
     return _known(returned, probe, logits_only=False), operations
@@ -178,19 +171,23 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
     try:
         return call_stranger(call, **inputs)
     except PortCallError as error:
-        key, takes = probe.name, _signature(forward)
-        raise PortError(
-            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
-        ) from error.__cause__
+        signature, called = signature_of(forward), ", ".join(f"{name}=…" for name in inputs)
+        takes = "" if signature is None else f"; it takes {safe(signature, VALUE)}"
+        says = f"forward({called}) raised {error} on the probe {probe.name!r}{takes}."
+        raise PortError(says) from error.__cause__
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
-    taps = _taps(returned, probe.config)
+    try:
+        taps = call_stranger(taps_in, returned, probe.config)
+    except PortCallError as error:
+        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
     known = shapes_of(probe.config, probe.inputs)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
-        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {_some(known)}.")
+        some = ", ".join([*known][:4])
+        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {some}, … and logits.")
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     result = probe.room()
@@ -211,21 +208,3 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
     if array.size > most:
         raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
     return np.array(array, np.float64)
-
-
-def _taps(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
-    try:
-        taps: dict[Any, Any] = call_stranger(taps_in, returned, config)
-        return taps
-    except PortCallError as error:
-        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
-
-
-def _signature(forward: Callable[..., Any]) -> str:
-    signature = signature_of(forward)
-    return "" if signature is None else f"; it takes {safe(signature, VALUE)}"
-
-
-def _some(known: Mapping[str, Any]) -> str:
-    names = list(known)
-    return f"{', '.join(names[:4])}, … and logits"

@@ -163,12 +163,6 @@ class Nodes:
         """The lines of the exported code, or the node itself with its number for a line."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
-        return tuple(reversed(frames)) or (Source(str(self.path), number, safe(_written(node))),)
-
-
-def _written(node: Any) -> str:
-    return f"{_named(node.output)} = {node.op_type}({_named(node.input)})"
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(name for name in names if name)
+        outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))
+        written = safe(f"{outputs} = {node.op_type}({inputs})")
+        return tuple(reversed(frames)) or (Source(str(self.path), number, written),)

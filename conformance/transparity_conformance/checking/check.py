@@ -24,19 +24,11 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
-from transparity_conformance.running.process import isolation
-from transparity_conformance.running.process.isolation import TIMEOUT
+from transparity_conformance.running.process.isolation import TIMEOUT, spec_of
 from transparity_conformance.running.process.ranks import ranked_build, ranks_of
 from transparity_conformance.running.process.running import Port
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
-
-
-class Stage:
-    """A stage of a check, which runs if all of its conditions are met."""
-
-    def __init__(self, run: Callable[[Evidence], None], *conditions: Callable[[Evidence], bool]) -> None:
-        self.run, self.conditions = run, conditions
 
 
 def check(
@@ -84,9 +76,9 @@ def check(
 def _report(evidence: Evidence) -> Report:
     """Run the stages whose conditions are met, and return the report that comes out."""
     with evidence.kept():
-        for stage in STAGES:
-            if all(is_met(evidence) for is_met in stage.conditions):
-                stage.run(evidence)
+        for run, *conditions in STAGES:
+            if all(is_met(evidence) for is_met in conditions):
+                run(evidence)
     return evidence.report
 
 
@@ -107,29 +99,27 @@ def _built_by(
 ) -> contextlib.AbstractContextManager[Port]:
     """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
     each of several `ranks`."""
-    if timeout is not None and ranks > 1:
-        return contextlib.closing(ranked_build(isolation.spec_of(build), timeout, ranks).loading(family))
     if timeout is not None:
-        return isolation.isolated(isolation.spec_of(build), timeout, family)
+        return contextlib.closing(ranked_build(spec_of(build), timeout, ranks).loading(family))
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 
-STAGES = (
-    Stage(ranks.run_one_rank, Evidence.is_on_ranks),
-    Stage(forward.run_probes),
-    Stage(forward.recognise_form),
-    Stage(forward.listen, Evidence.has_logits, Evidence.is_steady, Evidence.shows_taps),
-    Stage(forward.judge_answers, Evidence.has_logits),
-    Stage(forward.find_unsteady_line, Evidence.has_logits, Evidence.is_unsteady, Evidence.shows_taps),
-    Stage(forward.build_again, Evidence.has_logits, Evidence.is_steady),
-    Stage(forward.name_form, Evidence.has_other_form),
-    Stage(forward.end_forward_pass, Evidence.has_logits),
-    Stage(reach.call_at_other_sizes, Evidence.has_logits),
-    Stage(forward.explain_at_other_size, forward.is_explained_at_other_size),
-    Stage(offers.compare_offers, Evidence.has_logits),
-    Stage(forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
-    Stage(ranks.judge_ranks, Evidence.is_on_ranks),
-    Stage(audit_loader),
+STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
+    (ranks.run_one_rank, Evidence.is_on_ranks),
+    (forward.run_probes,),
+    (forward.recognise_form,),
+    (forward.listen, Evidence.has_logits, Evidence.is_steady, Evidence.shows_taps),
+    (forward.judge_answers, Evidence.has_logits),
+    (forward.find_unsteady_line, Evidence.has_logits, Evidence.is_unsteady, Evidence.shows_taps),
+    (forward.build_again, Evidence.has_logits, Evidence.is_steady),
+    (forward.name_form, Evidence.has_other_form),
+    (forward.end_forward_pass, Evidence.has_logits),
+    (reach.call_at_other_sizes, Evidence.has_logits),
+    (forward.explain_at_other_size, forward.is_explained_at_other_size),
+    (offers.compare_offers, Evidence.has_logits),
+    (forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
+    (ranks.judge_ranks, Evidence.is_on_ranks),
+    (audit_loader,),
 )
 """The stages of a check, in order, each with its conditions."""
 

@@ -31,7 +31,7 @@ from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import UsageError
-from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.running.process.isolation import checked_timeout
 from transparity_conformance.running.process.ranks import ranked_build
 from transparity_conformance.running.runtimes.runtime import Limits, require, runtime_of
 
@@ -165,10 +165,7 @@ class PortCheck:
         if adapter is not None:
             read_adapter(adapter)
         self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
-        given = None if adapter is None else str(adapter)
-        self.start = functools.partial(isolated_build, spec, timeout, given)
-        if ranks > 1:
-            self.start = functools.partial(ranked_build, spec, timeout, ranks, given)
+        self.start = functools.partial(ranked_build, spec, timeout, ranks, None if adapter is None else str(adapter))
         self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
 
     def __call__(self, system: System, progress: Progress) -> Report:

@@ -162,12 +162,11 @@ class PortProcess:
         except OSError:  # the process has ended or does not read: reading its answer tells which
             pass
 
-    def received(self, what: str, is_waiting: Callable[[], bool] = lambda: True) -> Any:
-        """The answer to a request; `is_waiting` is asked now and then, and may raise to end the wait."""
+    def received(self, what: str, deadline: float | None = None) -> Any:
+        """The answer to a request, by the time `deadline`; None: within the timeout from now."""
         try:
-            deadline = time.monotonic() + self.timeout
-            running = lambda: is_waiting() and self.is_running  # noqa: E731
-            kind, *content = receive_answer(self.connection, deadline, largest_answer(), running)
+            deadline = deadline or time.monotonic() + self.timeout
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
         except TimeoutError:
             self.stop()
             raise PortTimeoutError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import socket
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from transparity_conformance.running.process.isolation import (
     PortProcess,
     PortTimeoutError,
     checked_timeout,
+    isolated_build,
 )
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
 from transparity_conformance.running.process.wire import Handle, described, received
@@ -128,10 +130,9 @@ class RankGroup:
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """The answers of all ranks, which arrive at once: a rank may wait for another."""
+        """The answers of all ranks, in whatever order they come: a rank may wait for another."""
         call = SharedCall(self.processes, what)
         try:
-            call.run()
             return call.answers()
         except PortCallError:  # all are still there
             raise
@@ -182,7 +183,9 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def ranked_build(spec: str, timeout: float, ranks: int, adapter: str | None = None) -> IsolatedBuild:
-    """Start `ranks` processes for the port `spec`; return its `build`, as `isolated_build` does for one process."""
+    """Start a process for each rank of the port `spec`; return its `build`, as `isolated_build` does for one process."""
+    if ranks == 1:
+        return isolated_build(spec, timeout, adapter)
     group: Any = RankGroup(spec, checked_timeout(timeout), ranks, adapter)
     return IsolatedBuild(group)
 
@@ -216,7 +219,10 @@ LOCAL = {
 
 def environments(ranks: int) -> list[dict[str, str]]:
     """The variables of each rank: those of `torchrun`, and the coordinator of `jax.distributed.initialize`."""
-    torch_port, jax_port = _free_ports()
+    with socket.socket() as one, socket.socket() as other:  # two ports that nothing listens on
+        for each in (one, other):
+            each.bind((ADDRESS, 0))
+        torch_port, jax_port = (each.getsockname()[1] for each in (one, other))
     of_all = {name: value for name, value in LOCAL.items() if name not in os.environ} | {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -228,82 +234,61 @@ def environments(ranks: int) -> list[dict[str, str]]:
     return [of_all | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _free_ports() -> Iterator[int]:
-    """Two ports of this machine that nothing listens on."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind((ADDRESS, 0))
-        ports = [each.getsockname()[1] for each in (one, other)]
-    return iter(ports)
-
-
 WAITS = 5.0
 """Seconds beyond those that the first rank took to fail, after which the others are taken to wait for it."""
 
-
-class _Deserted(Exception):  # noqa: N818 - no error
-    """Another rank has failed, and this one waits for it."""
+PATIENCE = 0.5
+"""Seconds without an answer after which it is asked whether every process still runs."""
 
 
 class SharedCall:
-    """One request that all ranks answer, each in a thread of its own."""
+    """One request that all ranks answer."""
 
     def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
         self.processes, self.what = processes, what
         self.found: dict[int, Any] = {}
-        self.errors: dict[int, BaseException] = {}
-        self.began = time.monotonic()
-        self.deserted_at = float("inf")
+        self.errors: dict[int, PortError] = {}
+        self.waited = self._receive()
 
-    def run(self) -> None:
-        """Wait for every rank, or until those that are left wait for one that failed."""
-        threads = [threading.Thread(target=self._receive, args=[rank], daemon=True) for rank in self._numbers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():  # a wait without end would not let Ctrl-C through
-                thread.join(0.5)
-
-    @property
-    def _numbers(self) -> range:
-        return range(len(self.processes))
-
-    def _receive(self, rank: int) -> None:
-        try:
-            self.found[rank] = self.processes[rank].received(self.what, self._is_waiting)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the caller
-            self.errors[rank] = error
-            now = time.monotonic()
-            self.deserted_at = min(self.deserted_at, now + (now - self.began) + WAITS)
-
-    def _is_waiting(self) -> bool:
-        if time.monotonic() > self.deserted_at:
-            raise _Deserted
-        return True
+    def _receive(self) -> list[int]:
+        """Wait for every rank, or until those that are left wait for one that failed; return these."""
+        began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
+        deadline = began + self.processes[0].timeout
+        while waiting and time.monotonic() < deserted_at:
+            ready = wait([each.connection for each in waiting.values() if each.is_running], PATIENCE)
+            for rank, process in list(waiting.items()):
+                if process.connection not in ready and process.is_running and time.monotonic() < deadline:
+                    continue
+                del waiting[rank]
+                try:
+                    self.found[rank] = process.received(self.what, deadline)
+                except PortError as error:
+                    self.errors[rank] = error
+                    deserted_at = min(deserted_at, 2 * time.monotonic() - began + WAITS)
+        return list(waiting)
 
     def answers(self) -> list[Any]:
         """The answers by rank; raises the error of the rank that failed first of all."""
         if not self.errors:
-            return [self.found[rank] for rank in self._numbers]
-        waited = [rank for rank, error in self.errors.items() if isinstance(error, _Deserted)]
+            return [answer for _, answer in sorted(self.found.items())]
         timeouts = [rank for rank, error in self.errors.items() if isinstance(error, PortTimeoutError)]
         ended = [r for r, error in self.errors.items() if isinstance(error, PortProcessError) and r not in timeouts]
         if ended:
             raise self.errors[ended[0]]
         if timeouts:
             raise PortTimeoutError(self._late(timeouts))
-        rank, error = next((rank, error) for rank, error in self.errors.items() if rank not in waited)
+        rank, error = next(iter(self.errors.items()))
         if not isinstance(error, PortCallError):
             raise error
-        if waited:
-            said = f"and {_named(waited)} waited for it; all were stopped"
+        if self.waited:
+            said = f"and {_named(self.waited)} waited for it; all were stopped"
             raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what}, {said}.")
         everywhere = len(self.errors) == len(self.processes)
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
         """The sentence for ranks that gave no answer in time."""
-        process, answered = self.processes[0], [rank for rank in self._numbers if rank in self.found]
+        process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (
             f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "

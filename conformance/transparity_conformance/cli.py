@@ -256,8 +256,8 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
-        from transparity_conformance.checking.artefacts import checkpoint_of
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
+        from transparity_conformance.checking.systems import checkpoint_of
         from transparity_conformance.report.files import check_writable
         from transparity_conformance.report.terminal import progress_bar
 

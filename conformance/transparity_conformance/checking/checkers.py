@@ -12,11 +12,12 @@ from typing import Any, cast
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.stranger import signature_of
-from transparity_conformance.checking.artefacts import artefact_system, check_quantised
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checking.systems import (
     System,
+    artefact_system,
+    check_quantised,
     checkpoint_systems,
     family_systems,
     layer_systems,
@@ -30,10 +31,9 @@ from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
-from transparity_conformance.running.loading import UsageError
+from transparity_conformance.running.loading import Limits, UsageError, require, runtime_of
 from transparity_conformance.running.process.isolation import checked_timeout
 from transparity_conformance.running.process.ranks import ranked_build
-from transparity_conformance.running.runtimes.runtime import Limits, require, runtime_of
 
 Check = Callable[[System, Progress], Report]
 

@@ -31,7 +31,7 @@ from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.inputs import shapes_of
-from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_conformance.running.loading import LoadError, UsageError, runtime_of
 from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
 from transparity_conformance.running.process.wire import (
     Closed,
@@ -41,7 +41,6 @@ from transparity_conformance.running.process.wire import (
     received,
     send_request,
 )
-from transparity_conformance.running.runtimes.runtime import runtime_of
 
 TIMEOUT = 300.0
 """Seconds that a port has for the answer to one call, or a program for all of its work."""

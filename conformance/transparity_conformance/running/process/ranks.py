@@ -183,7 +183,7 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def ranked_build(spec: str, timeout: float, ranks: int, adapter: str | None = None) -> IsolatedBuild:
-    """Start a process for each rank of the port `spec`; return its `build`, as `isolated_build` does for one process."""
+    """Start a process for each rank of the port `spec`; return its `build`, as `isolated_build`."""
     if ranks == 1:
         return isolated_build(spec, timeout, adapter)
     group: Any = RankGroup(spec, checked_timeout(timeout), ranks, adapter)

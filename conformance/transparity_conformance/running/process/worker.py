@@ -34,7 +34,7 @@ from transparity_conformance.running.adapters.model import adapted, opened
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
-from transparity_conformance.running.loading import LoadError, load_port
+from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port, runtime_of
 from transparity_conformance.running.process.running import listen_once
 from transparity_conformance.running.process.wire import (
     Closed,
@@ -46,7 +46,6 @@ from transparity_conformance.running.process.wire import (
     receive_request,
     send_answer,
 )
-from transparity_conformance.running.runtimes.runtime import Listened, load_artefact, runtime_of
 
 
 class Worker:

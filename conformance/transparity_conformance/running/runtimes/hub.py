@@ -15,8 +15,7 @@ from transparity_conformance.capabilities.stranger import PortCallError, call_st
 from transparity_conformance.checkpoints.reading import read_fields
 from transparity_conformance.report.text import reason
 from transparity_conformance.running.forward import forward_of
-from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.runtimes.runtime import Limits
+from transparity_conformance.running.loading import Limits, LoadError
 
 
 class HubModel:

@@ -156,17 +156,14 @@ def call_model(
             return taps
         if not is_derived:
             raise taps
-        noted = reached.failed if _answers_a_token(function, probe) else reached.refused
+        inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
+        token = dataclasses.replace(probe, inputs=inputs)
+        of_token = answer_or_error(lambda: run(function, token, logits_only=True))
+        noted = reached.refused if isinstance(of_token, PortError) else reached.failed
         noted.append(f"probe {probe.name}: {taps}")
         return None
     finally:
         reached.seconds += time.monotonic() - began
-
-
-def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
-    inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
-    token = dataclasses.replace(probe, inputs=inputs)
-    return not isinstance(answer_or_error(lambda: run(function, token, logits_only=True)), PortError)
 
 
 def whole(probe: ReachProbe) -> Probe:

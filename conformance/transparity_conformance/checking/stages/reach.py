@@ -195,7 +195,11 @@ def call_long(evidence: Evidence) -> None:
         found = _comparison(probe, errors, dtype)
         reached.compared.append(found)
         if errors is not None and found.is_wrong:
-            reached.notes.append(_where(probe, errors, found.budget))
+            wrong = np.flatnonzero(~(errors <= found.budget))
+            says = f"position {wrong[0]:,} alone is wrong"
+            if len(wrong) > 1:
+                says = f"{len(wrong):,} of {len(errors):,} positions are wrong, from position {wrong[0]:,} on"
+            reached.notes.append(f"{probe.name}: {says}")
             if has_prefixes(probe.config):
                 _shorten(forward, probe, errors, dtype, reached)
             if not can_be_walked(shortest := reached.wrong[0].probe):
@@ -232,12 +236,6 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
     error = float(errors.max())
     is_shown = share(error, budget) > 1 and len(errors) <= LONGEST
     return Comparison(probe, error, budget, {"row": [error]} | ({"position": errors.tolist()} if is_shown else {}))
-
-
-def _where(probe: LongProbe, errors: np.ndarray, budget: float) -> str:
-    wrong = np.flatnonzero(~(errors <= budget))
-    says = f"{probe.name}: {len(wrong):,} of {len(errors):,} positions are wrong, from position {wrong[0]:,} on"
-    return says if len(wrong) > 1 else f"{probe.name}: position {wrong[0]:,} alone is wrong"
 
 
 def _shorten(forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: Reached) -> None:

@@ -188,15 +188,6 @@ def _called(made: Any, config: TransformerConfig | None, framework: str | None, 
     return Model(forward, tensors, names=names)
 
 
-def opened(make: Make) -> Callable[..., Model]:
-    """`build(config, parameters)` of a port that keeps its own weights, or loads them by itself."""
-
-    def build(config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> Model:
-        return made_by(make, config, parameters)
-
-    return build
-
-
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
     """`build(config, parameters)` of a port whose tensors an adapter matches with our parameters."""
 

@@ -30,7 +30,7 @@ from transparity_conformance.capabilities.stranger import (
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
-from transparity_conformance.running.adapters.model import adapted, opened
+from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
@@ -71,7 +71,7 @@ class Worker:
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
         if adapter is not None:
-            build = adapted(build, read_adapter(adapter)) if adapter else opened(build)
+            build = adapted(build, read_adapter(adapter)) if adapter else functools.partial(made_by, build)
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:

@@ -55,7 +55,10 @@ class OnnxModel:
         """The answer to a whole call, as many rows at a time as the graph takes."""
         length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
-            padded = {name: _padded(value, self.limits.length) for name, value in part.items()}
+            padded = part
+            if (most := self.limits.length) is not None:  # zeros on the right of tokens, and of their mask
+                widths = {name: ((0, 0), (0, most - value.shape[1])) for name, value in part.items() if value.ndim == 2}
+                padded = part | {name: np.pad(part[name], width) for name, width in widths.items()}
             found.append(self.run(padded, self.empty(padded), answer)[0])
         joined = np.concatenate(found)[: _rows(inputs)]
         return joined[:, :length] if joined.ndim == 3 else joined
@@ -194,11 +197,6 @@ def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[
 
 def _rows(inputs: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(inputs.values())))
-
-
-def _padded(value: np.ndarray, length: int | None) -> np.ndarray:
-    """Tokens, or their mask, with zeros on the right, up to `length`."""
-    return value if length is None or value.ndim != 2 else np.pad(value, ((0, 0), (0, length - value.shape[1])))
 
 
 MEMORY = "encoder_hidden_states"

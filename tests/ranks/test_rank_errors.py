@@ -15,15 +15,15 @@ from transparity_conformance.capabilities.stranger import PortError, PortProcess
 from transparity_conformance.checking.check import check
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process import ranks
-from transparity_conformance.running.process.isolation import IsolatedBuild
-from transparity_conformance.running.process.ranks import group_of, ranked_build
+from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
+from transparity_conformance.running.process.ranks import group_of
 
 PORTS = Path(__file__).with_name("failing_ports.py")
 
 
 @contextlib.contextmanager
 def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[IsolatedBuild]:
-    with contextlib.closing(ranked_build(f"{PORTS}:{name}", timeout, ranks)) as build:
+    with contextlib.closing(isolated_build(f"{PORTS}:{name}", timeout, ranks=ranks)) as build:
         yield build
 
 

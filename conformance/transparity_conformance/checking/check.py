@@ -24,8 +24,9 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
-from transparity_conformance.running.process.isolation import TIMEOUT, spec_of
-from transparity_conformance.running.process.ranks import ranked_build, ranks_of
+from transparity_conformance.running.process.child import TIMEOUT
+from transparity_conformance.running.process.isolation import isolated_build, spec_of
+from transparity_conformance.running.process.ranks import ranks_of
 from transparity_conformance.running.process.running import Port
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
@@ -100,7 +101,7 @@ def _built_by(
     """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
     each of several `ranks`."""
     if timeout is not None:
-        return contextlib.closing(ranked_build(spec_of(build), timeout, ranks).loading(family))
+        return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 

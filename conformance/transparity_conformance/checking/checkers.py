@@ -32,8 +32,8 @@ from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import Limits, UsageError, require, runtime_of
-from transparity_conformance.running.process.isolation import checked_timeout
-from transparity_conformance.running.process.ranks import ranked_build
+from transparity_conformance.running.process.child import checked_timeout
+from transparity_conformance.running.process.isolation import isolated_build
 
 Check = Callable[[System, Progress], Report]
 
@@ -165,7 +165,7 @@ class PortCheck:
         if adapter is not None:
             read_adapter(adapter)
         self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
-        self.start = functools.partial(ranked_build, spec, timeout, ranks, None if adapter is None else str(adapter))
+        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter), ranks)
         self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
 
     def __call__(self, system: System, progress: Progress) -> Report:

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.process.ranks import RankGroup, group_of
+from transparity_conformance.running.process.ranks import ProcessGroup, group_of
 from transparity_conformance.running.process.running import Port, told_dtype
 
 INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
@@ -125,7 +125,7 @@ class Evidence(LastReport):
         self.report: Report = report
         self.arguments, self.port, self.progress = arguments, port, progress
         self.build = told_dtype(port, arguments.dtype)
-        self.group: RankGroup | None = group_of(self.build)
+        self.group: ProcessGroup | None = group_of(self.build)
 
     def add(self, *faults: Divergence, **found: Any) -> None:
         """Add findings to the report, as `Report.adding`."""
@@ -155,7 +155,7 @@ class Evidence(LastReport):
         return self.form is not None
 
     @property
-    def ranks(self) -> RankGroup:
+    def ranks(self) -> ProcessGroup:
         """The processes of a port on several ranks."""
         assert self.group is not None
         return self.group

@@ -24,7 +24,7 @@ from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing
-from transparity_conformance.running.process.ranks import RankGroup, isolated_of
+from transparity_conformance.running.process.ranks import ProcessGroup, isolated_of
 from transparity_conformance.running.process.running import Port, built, told_dtype
 
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
@@ -47,7 +47,7 @@ def run_one_rank(evidence: Evidence) -> None:
 
 
 def against_one(
-    group: RankGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
+    group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> Ranks:
     """Run many ranks and one of the same code on probes, and compare; probes that the port refuses are left out.
 

@@ -11,51 +11,27 @@ import functools
 import inspect
 import math
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.sharding import ALONE, Sharding
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
+from transparity_conformance.capabilities.sharding import Sharding
+from transparity_conformance.capabilities.stranger import PortError, PortProcessError
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.inputs import shapes_of
-from transparity_conformance.running.loading import LoadError, UsageError, runtime_of
+from transparity_conformance.running.loading import runtime_of
+from transparity_conformance.running.process.child import TIMEOUT, checked_timeout
+from transparity_conformance.running.process.ranks import ProcessGroup
 from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
 from transparity_conformance.running.process.wire import (
-    Closed,
     Handle,
-    largest_answer,
-    receive_answer,
     received,
-    send_request,
 )
-
-TIMEOUT = 300.0
-"""Seconds that a port has for the answer to one call, or a program for all of its work."""
-
-LONGEST = 1e6
-"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
-
-
-def checked_timeout(seconds: float | None) -> float:
-    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
-    if seconds is None:
-        return TIMEOUT
-    if not 0 < seconds <= LONGEST:
-        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST:g}.")
-    return seconds
 
 
 def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
@@ -66,8 +42,10 @@ def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None)
     return contextlib.closing(isolated_build(spec, timeout).loading(model_type))
 
 
-def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = None) -> IsolatedBuild:
-    """Start a process for the port `spec` (`file.py:build` or `module:build`); return its `build`.
+def isolated_build(
+    spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
+) -> IsolatedBuild:
+    """Start a process, or one for each of several ranks, for the port `spec` (`file.py:build`); return its `build`.
 
     With the file of an `adapter`, `spec` makes a model; with an empty one, that model keeps its own weights.
 
@@ -75,7 +53,7 @@ def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = No
     calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
     answer within `timeout` seconds.
     """
-    return IsolatedBuild(PortProcess(spec, checked_timeout(timeout), adapter))
+    return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
 def spec_of(build: Callable[..., Any]) -> str:
@@ -88,145 +66,6 @@ def spec_of(build: Callable[..., Any]) -> str:
             "function at the top of a file: move it there, or leave out isolated=True."
         )
     return f"{os.path.realpath(file)}:{name}"
-
-
-class PortProcess:
-    """The port's process, and its calls.
-
-    Args:
-        spec, timeout, adapter: as for `isolated_build`.
-        environment: variables that the process has beside those of this one.
-        who: the process in messages.
-    """
-
-    def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        adapter: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        who: str = "The port",
-    ) -> None:
-        self.spec, self.timeout, self.who = spec, timeout, who
-        self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
-        self.released: list[int] = []
-        self._loaded: tuple[int, Any] | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.connection = ours
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "transparity_conformance.running.process.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=os.environ | environment if environment else None,
-            )
-        self.folders: list[str] = []
-        self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self._send(largest_answer(), "load", spec, adapter)
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def loaded(self) -> tuple[int, Any]:
-        """The number of the port's function and its signature; raises `LoadError` if there is none."""
-        if self._loaded is None:
-            try:
-                number, signature = self.received("loading the port")
-            except PortCallError as error:
-                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
-            self._loaded = number, signature
-        return self._loaded
-
-    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """The port's answer to a request, of at most `largest` bytes; `what` names the request in messages."""
-        self.loaded()
-        self.ask(what, name, *arguments, largest=largest)
-        return self.received(what)
-
-    def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send a request, whose answer is to be `received`."""
-        numbers = [self.released.pop() for _ in range(len(self.released))]
-        if numbers:
-            self._send(0, "release", numbers)
-            self.received(what)
-        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
-
-    def _send(self, largest: int, name: str, *arguments: Any) -> None:
-        try:
-            self.connection.settimeout(self.timeout)
-            send_request(self.connection, (name, arguments, largest))
-        except OSError:  # the process has ended or does not read: reading its answer tells which
-            pass
-
-    def received(self, what: str, deadline: float | None = None) -> Any:
-        """The answer to a request, by the time `deadline`; None: within the timeout from now."""
-        try:
-            deadline = deadline or time.monotonic() + self.timeout
-            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
-        except TimeoutError:
-            self.stop()
-            raise PortTimeoutError(
-                f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
-                "more."
-            ) from None
-        except (OSError, Closed):
-            raise self._died(what) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
-            self.stop()
-            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
-        if kind == "returned":
-            return content[0]
-        if kind == "raised":
-            raise PortCallError(str(content[0]))
-        self.stop()
-        raise LoadError(str(content[0]))
-
-    def _died(self, what: str) -> PortProcessError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        code = self.process.returncode
-        self.stop()
-        if code is None:
-            how = "closed its connection to the checker"
-        else:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
-
-    def folder(self) -> str:
-        """A folder for files that the process reads; it is removed after the process has ended."""
-        if not self.folders:
-            self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
-        return self.folders[0]
-
-    def sharding_of(self, handle: Handle) -> Sharding:
-        """The ranks of a built port, which are this process alone."""
-        return ALONE
-
-    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """What differs between ranks."""
-        return {}
-
-    def handle(self, number: int) -> Handle:
-        return self.forgotten_with(Handle(number, "port"))
-
-    def forgotten_with(self, handle: Handle) -> Handle:
-        """Let the process forget an object when the checker does."""
-        weakref.finalize(handle, self.released.append, handle.number)
-        return handle
-
-
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: list[str]) -> None:
-    connection.close()
-    stop_group(process)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class PortTimeoutError(PortProcessError):
-    """The port gave no answer in time."""
 
 
 class _Remote:
@@ -247,7 +86,7 @@ class RemoteForward(RemotePort):
     """A built port in another process."""
 
     def __init__(
-        self, process: PortProcess, handle: Handle, config: TransformerConfig | None, described: Any = None
+        self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
     ) -> None:
         self._process, self.handle, self._config, self._described = process, handle, config, described
 
@@ -324,7 +163,7 @@ class IsolatedModel(RemoteForward):
 class IsolatedBuild:
     """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
-    def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
+    def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
         self.process, self.model_type, self.edit = process, model_type, edit
 
     @property
@@ -340,7 +179,7 @@ class IsolatedBuild:
         """The same port as a loader of folders of the family, or as a `build` for None."""
         return IsolatedBuild(self.process, model_type)
 
-    def on(self, process: Any) -> IsolatedBuild:
+    def on(self, process: ProcessGroup) -> IsolatedBuild:
         """The same port in another process, or in several."""
         return IsolatedBuild(process, self.model_type, self.edit)
 
@@ -384,14 +223,14 @@ class IsolatedBuild:
         return process.handle(number), signature, offered
 
 
-def _called(process: PortProcess, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
+def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port; a function of its own, as what refers to a port keeps it in its process."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
-def _keep_track(process: Any, value: Any) -> None:
+def _keep_track(process: ProcessGroup, value: Any) -> None:
     """Let a port's process forget the objects of an answer when the checker does."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
@@ -416,21 +255,3 @@ def _signature(described: Any) -> inspect.Signature:
             for name, kind, note, default in described
         ]
     )
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL`, or `the signal 40` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"the signal {number}"
-
-
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all processes that it started: one that lives on could still be writing."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()

@@ -16,7 +16,7 @@ from typing import IO
 from transparity.errors import shown
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.text import reason
-from transparity_conformance.running.process.isolation import TIMEOUT, signal_name, stop_group
+from transparity_conformance.running.process.child import TIMEOUT, signal_name, stop_group
 
 PATIENCE = 0.02
 """Seconds between looks at programs that run."""

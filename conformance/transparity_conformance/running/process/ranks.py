@@ -1,4 +1,7 @@
-"""The processes of a port on several ranks, asked together: to the rest of the checker they are one process."""
+"""The processes of a port, asked together: to the rest of the checker, ranks are one port.
+
+A port is stopped, with all processes that it started, if it gives no answer in time and when the check ends.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +19,37 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.sharding import Sharding, read_placements
+from transparity_conformance.capabilities.sharding import ALONE, Sharding, read_placements
 from transparity_conformance.capabilities.stranger import PortCallError, PortError, PortProcessError
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.process.isolation import (
-    IsolatedBuild,
-    PortProcess,
-    PortTimeoutError,
-    checked_timeout,
-    isolated_build,
-)
+from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
 from transparity_conformance.running.process.wire import Handle, described, received
 
 
-class RankGroup:
-    """The processes of all ranks, with the methods of `PortProcess`.
+class ProcessGroup:
+    """The processes of a port, one for each rank, which answer together.
 
     Args:
-        spec, timeout, adapter: as for `isolated_build`.
+        spec: `file.py:build` or `module:build`.
+        timeout: seconds for an answer.
+        adapter: the file of an adapter; an empty one: the port makes a model that keeps its own weights.
         ranks: the number of processes.
+        is_launched: whether they have a rank in their environment, and answers are joined; else there is one process.
     """
 
-    def __init__(self, spec: str, timeout: float, ranks: int, adapter: str | None = None) -> None:
-        self.ranks, self.timeout, self.spec, self.adapter = ranks, timeout, spec, adapter
+    def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
+        self.ranks, self.spec, self.adapter, self.is_launched = ranks, spec, adapter, is_launched
         self.processes = [
             PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
-            for rank, environment in enumerate(environments(ranks))
+            for rank, environment in enumerate(environments(ranks) if is_launched else [{}])
         ]
         self.differing, self.whole = Differing(), Whole()
         self.shardings: dict[int, Sharding] = {}
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
-        self.alone = RankGroup(spec, timeout, 1, adapter) if ranks > 1 else None
+        self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
         """One rank of the same code, which is started with the others."""
 
     def stop(self) -> None:
@@ -85,10 +85,12 @@ class RankGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """The answer of all ranks to a request; as `PortProcess.answer`."""
+        """The answer to a request, of at most `largest` bytes; `what` names the request in messages."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
+        if not self.is_launched:
+            return answers[0]
         if name == "build":
             return self._built(answers, arguments)
         if name == "listen":
@@ -154,20 +156,21 @@ class RankGroup:
 
     def sharding_of(self, handle: Handle) -> Sharding:
         """The ranks of a built port, and the placements that it declares."""
-        return self.shardings[handle.number]
+        return self.shardings.get(handle.number, ALONE)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
         """What should have been the same on all ranks in the last call, and was not."""
         return self.differing.last
 
     def handle(self, number: int) -> Handle:
-        return self.forgotten_with(RankHandle([Handle(number, "port")] * self.ranks))
+        handle = Handle(number, "port")
+        return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
         """Let the processes forget an object when the checker does."""
-        numbers = [each.number for each in handle.handles] if isinstance(handle, RankHandle) else []
-        for process, number in zip(self.processes, numbers, strict=False):
-            weakref.finalize(handle, process.released.append, number)
+        handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
+        for process, each in zip(self.processes, handles, strict=False):
+            weakref.finalize(handle, process.released.append, each.number)
         return handle
 
 
@@ -182,14 +185,6 @@ def _of_rank(value: Any, rank: int) -> Any:
     return value
 
 
-def ranked_build(spec: str, timeout: float, ranks: int, adapter: str | None = None) -> IsolatedBuild:
-    """Start a process for each rank of the port `spec`; return its `build`, as `isolated_build`."""
-    if ranks == 1:
-        return isolated_build(spec, timeout, adapter)
-    group: Any = RankGroup(spec, checked_timeout(timeout), ranks, adapter)
-    return IsolatedBuild(group)
-
-
 def isolated_of(build: Callable[..., Any]) -> Any:
     """The port in other processes, without the options that are bound to it."""
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
@@ -201,10 +196,10 @@ def ranks_of(build: Callable[..., Any]) -> int:
     return 1 if group is None else group.ranks
 
 
-def group_of(build: Callable[..., Any]) -> RankGroup | None:
+def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
     """The processes of a port on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)
-    return process if isinstance(process, RankGroup) else None
+    return process if isinstance(process, ProcessGroup) and process.is_launched else None
 
 
 ADDRESS = "127.0.0.1"
@@ -269,6 +264,8 @@ class SharedCall:
 
     def answers(self) -> list[Any]:
         """The answers by rank; raises the error of the rank that failed first of all."""
+        if len(self.processes) == 1 and self.errors:
+            raise self.errors[0]
         if not self.errors:
             return [answer for _, answer in sorted(self.found.items())]
         timeouts = [rank for rank, error in self.errors.items() if isinstance(error, PortTimeoutError)]

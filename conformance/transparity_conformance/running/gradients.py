@@ -94,7 +94,7 @@ FROZEN = "the model's parameter needs no gradient"
 UNKNOWN = "no parameter of the model has its name in the folder, or its numbers"
 
 
-def with_gradients(
+def offer_gradients(
     forward: Callable[..., Any],
     model: Any,
     folder: Path,
@@ -214,33 +214,24 @@ def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarr
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:
         return {}
-    places = _Places(every)
-    found = {name: _place(_lines(name, value), places, value.shape) for name, value in wanted.items()}
+    owners = np.repeat(np.arange(len(every)), [len(each.hashes) for each in every])
+    indices = np.concatenate([np.arange(len(each.hashes)) for each in every])
+    hashes = np.concatenate([each.hashes for each in every])
+    unique, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+
+    def located(own: list[Lines], shape: tuple[int, ...]) -> Located | None:
+        for lines in own:
+            whole = [each for each in every if np.array_equal(each.hashes, lines.hashes)]
+            if len({each.name for each in whole}) == 1:
+                return _whole(whole[0], lines, shape)
+        for lines in own:
+            at = np.minimum(np.searchsorted(unique, lines.hashes), len(unique) - 1)
+            if np.array_equal(unique[at], lines.hashes) and (counts[at] == 1).all():
+                return _in_parts(every, owners[first[at]], indices[first[at]], lines, shape)
+        return None
+
+    found = {name: located(_lines(name, value), value.shape) for name, value in wanted.items()}
     return {name: taken for name, taken in found.items() if taken is not None}
-
-
-class _Places:
-    """Where each line of all tensors is."""
-
-    def __init__(self, every: list[Lines]) -> None:
-        self.every = every
-        self.owners = np.repeat(np.arange(len(every)), [len(each.hashes) for each in every])
-        self.indices = np.concatenate([np.arange(len(each.hashes)) for each in every])
-        hashes = np.concatenate([each.hashes for each in every])
-        self.unique, self.first, self.counts = np.unique(hashes, return_index=True, return_counts=True)
-
-
-def _place(own: list[Lines], places: _Places, shape: tuple[int, ...]) -> Located | None:
-    for lines in own:
-        whole = [each for each in places.every if np.array_equal(each.hashes, lines.hashes)]
-        if len({each.name for each in whole}) == 1:
-            return _whole(whole[0], lines, shape)
-    for lines in own:
-        at = np.minimum(np.searchsorted(places.unique, lines.hashes), len(places.unique) - 1)
-        if np.array_equal(places.unique[at], lines.hashes) and (places.counts[at] == 1).all():
-            first = places.first[at]
-            return _in_parts(places.every, places.owners[first], places.indices[first], lines, shape)
-    return None
 
 
 def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Located:

@@ -34,7 +34,7 @@ from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.report.text import SENTENCE, safe
 from transparity_conformance.running.forward import called, forward_of
-from transparity_conformance.running.gradients import with_gradients
+from transparity_conformance.running.gradients import offer_gradients
 
 
 class HubBuild:
@@ -80,7 +80,7 @@ class HubBuild:
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:
             model = call_stranger(self.load, str(folder), **options)
-            return with_gradients(forward_of(model, config), model, folder, config, called)
+            return offer_gradients(forward_of(model, config), model, folder, config, called)
         edit_folder(folder, self.edit)
         with seeded(self.edit.seed), recorded_messages() as said:
             forward = forward_of(call_stranger(self.load, str(folder), **options), config)

@@ -32,7 +32,7 @@ NAMES = {
 """The names under which a model may take each input of ours."""
 
 
-def with_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
     """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs

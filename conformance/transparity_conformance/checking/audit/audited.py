@@ -21,7 +21,7 @@ from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.running.hub import HubBuild, seeded
 from transparity_conformance.running.process.isolation import IsolatedBuild
-from transparity_conformance.running.process.running import Port, built, run, told_dtype
+from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
 """Tokens of the source and of the target: beyond every window, bucket and original length of a variant."""
@@ -88,7 +88,7 @@ class Audited:
         """The answer of the port that is built with a change, or the error with which it refuses."""
 
         def call() -> np.ndarray:
-            return run(built(told_dtype(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
+            return run(built(in_precision(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
 
         return answer_or_error(call)
 

@@ -27,7 +27,7 @@ from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of
-from transparity_conformance.running.process.running import Port, told_dtype
+from transparity_conformance.running.process.running import Port, in_precision
 
 INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
 
@@ -124,7 +124,7 @@ class Evidence(LastReport):
         super().__init__(located, report)
         self.report: Report = report
         self.arguments, self.port, self.progress = arguments, port, progress
-        self.build = told_dtype(port, arguments.dtype)
+        self.build = in_precision(port, arguments.dtype)
         self.group: ProcessGroup | None = group_of(self.build)
 
     def add(self, *faults: Divergence, **found: Any) -> None:

@@ -25,7 +25,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing
 from transparity_conformance.running.process.ranks import ProcessGroup, isolated_of
-from transparity_conformance.running.process.running import Port, built, told_dtype
+from transparity_conformance.running.process.running import Port, built, in_precision
 
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
@@ -56,7 +56,7 @@ def against_one(
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
-    one = told_dtype(isolated_of(build).on(group.alone), dtype)
+    one = in_precision(isolated_of(build).on(group.alone), dtype)
     try:
         alone = run_all(one, many.probes, progress, logits_only=logits_only)
     except (PortError, LoadError) as error:

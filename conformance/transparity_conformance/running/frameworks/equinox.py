@@ -14,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import signature_of
 from transparity_conformance.running.frameworks.modules import Tensor
-from transparity_conformance.running.inputs import arguments, taps_in, with_mask
+from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
@@ -30,7 +30,7 @@ class EquinoxForward:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: np.ndarray) -> Any:
-        args, named = arguments(with_mask(inputs, self._config), self._config, self._names)
+        args, named = arguments(add_mask(inputs, self._config), self._config, self._names)
         given = (list(map(_ids, args)), {name: _ids(each) for name, each in named.items()})
         arrays, call = _called(self._model)
         if self._call is None:

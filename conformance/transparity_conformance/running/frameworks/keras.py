@@ -15,7 +15,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.stranger import PortError, signature_of
 from transparity_conformance.running.frameworks.modules import Tensor
-from transparity_conformance.running.inputs import NAMES, arguments, with_mask
+from transparity_conformance.running.inputs import NAMES, add_mask, arguments
 
 INPUTS = {
     "tokens": ("token_ids",),
@@ -37,7 +37,7 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
     is_one = len(parameters) == 1 and len(config.input_names) > 1
 
     def forward(**inputs: np.ndarray) -> Any:
-        given = with_mask(inputs, config)
+        given = add_mask(inputs, config)
         with _without_gradients():
             if functional:
                 return model(_tensors(_by_input(given, functional)))

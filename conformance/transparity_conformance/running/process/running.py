@@ -32,7 +32,7 @@ Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
-def told_dtype(build: Port, dtype: str) -> Port:
+def in_precision(build: Port, dtype: str) -> Port:
     """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
     signature = signature_of(build)
     if signature is None:

@@ -84,10 +84,9 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
-        if (
-            not attribute and self.configs.get(number) is not None
-        ):  # a forward pass: what it returns may hold more than its taps
-            return taps_in(result, self.configs[number])
+        config = self.configs.get(number)
+        if not attribute and config is not None:  # a forward pass: what it returns may hold more than its taps
+            return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]

@@ -16,7 +16,7 @@ from transparity_conformance.capabilities.stranger import PortCallError, call_st
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import listed, reason
-from transparity_conformance.running.inputs import NAMES, OUTPUTS, with_mask
+from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
 from transparity_conformance.running.loading import DECODER, ENCODER, Limits, Listened, LoadError
 from transparity_conformance.running.runtimes.graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
@@ -134,7 +134,7 @@ class OnnxForward(Listened):
 
     def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs by the names of exporters, tokens first."""
-        every = with_mask(inputs, self.config)
+        every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
         names |= {"source": FRAMES} if self.config.reads_frames else {}
@@ -263,7 +263,7 @@ class OnnxPairForward(Listened):
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graphs take: tokens, the mask of the source, and what the encoder makes of them."""
-        every = with_mask(inputs, self.config)
+        every = add_mask(inputs, self.config)
         every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent
 from transparity_conformance.report.audit.result import Audit

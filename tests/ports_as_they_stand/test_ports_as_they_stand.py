@@ -12,7 +12,7 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import silent

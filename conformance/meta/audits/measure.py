@@ -17,7 +17,7 @@ from typing import Any
 
 from meta.audits.planted import FIELDS, FOLDER, LOADING, RIGHT, Planted, written
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.families import FAMILIES

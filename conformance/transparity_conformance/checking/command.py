@@ -27,9 +27,8 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.child import TIMEOUT
+from transparity_conformance.running.process.child import TIMEOUT, Completed, run_together
 from transparity_conformance.running.process.joining import Differing
-from transparity_conformance.running.process.program import Completed, run_together
 from transparity_conformance.running.process.ranks import environments
 
 

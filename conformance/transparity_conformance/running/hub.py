@@ -1,4 +1,4 @@
-"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`.
+"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`, and that of transformers.
 
 A folder as a hub keeps it (config.json, model.safetensors) is written for every model that is checked, the loader reads
 it, and the model is called with token ids in the arrays of its own framework. Nothing in the port is adapted.
@@ -25,16 +25,14 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.capabilities.stranger import (
-    PortCallError,
-    PortError,
-    call_stranger,
-)
+from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.report.text import SENTENCE, safe
+from transparity_conformance.checkpoints.reading import read_fields
+from transparity_conformance.report.text import SENTENCE, reason, safe
 from transparity_conformance.running.forward import called, forward_of
 from transparity_conformance.running.gradients import offer_gradients
+from transparity_conformance.running.loading import Limits, LoadError
 
 
 class HubBuild:
@@ -168,3 +166,53 @@ def seeded(seed: int) -> Iterator[None]:
         legacy.set_state(kept[1])
         if torch is not None:
             torch.random.set_rng_state(kept[2])
+
+
+class HubModel:
+    """A hub's folder with config.json and safetensors, run by transformers."""
+
+    limits = Limits()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
+    ) -> Callable[..., Any]:
+        """The forward pass of the model in `dtype`."""
+        import torch
+        import transformers
+
+        named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+        kind = _class_of(config)
+        if config.head == "classes":  # of texts or of images
+            kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
+        try:
+            model = call_stranger(kind.from_pretrained, str(self.folder), **named)
+        except PortCallError as error:
+            raised = error.__cause__ or error
+            raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None
+        return forward_of(model, config)
+
+
+def load(path: Path) -> HubModel:
+    """Open a folder: its config.json is read, and its weights once it is built."""
+    import transformers
+
+    read_fields(path)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return HubModel(path)
+
+
+def _class_of(config: TransformerConfig) -> Any:
+    """The class of transformers for what the model answers with."""
+    import transformers as of
+
+    if config.head != "logits":
+        return of.AutoModelForSequenceClassification if config.head == "classes" else of.AutoModel
+    if config.architecture == "encoder":
+        return of.AutoModelForMaskedLM
+    if config.reads_frames:
+        return of.AutoModelForSpeechSeq2Seq
+    return of.AutoModelForCausalLM if config.architecture == "decoder" else of.AutoModelForSeq2SeqLM

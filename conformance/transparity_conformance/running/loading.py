@@ -147,7 +147,7 @@ class Runtime:
 
     name: str
     module: str
-    """The module in `runtimes` whose `load(path)` returns an `Artefact`."""
+    """The module in this package whose `load(path)` returns an `Artefact`."""
     package: str
     extra: str
     """The extra of this project that installs `package`."""
@@ -158,7 +158,7 @@ class Runtime:
 
 
 RUNTIMES = {
-    ".onnx": Runtime("ONNX Runtime", "onnx", "onnxruntime", "onnx"),
+    ".onnx": Runtime("ONNX Runtime", "runtimes.onnx", "onnxruntime", "onnx"),
     ".gguf": Runtime("gguf", "", "gguf", "gguf", is_process=False),
 }
 """The runtimes of files, by suffix."""
@@ -167,7 +167,7 @@ HUB = Runtime("transformers", "hub", "transformers", "hub", needs_checkpoint=Fal
 """The runtime of a folder."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-PAIR = Runtime("ONNX Runtime", "onnx", "onnxruntime", "onnx")
+PAIR = Runtime("ONNX Runtime", "runtimes.onnx", "onnxruntime", "onnx")
 """The runtime of a folder with these two files."""
 
 
@@ -184,7 +184,7 @@ def runtime_of(port: str | None) -> Runtime | None:
 def load_artefact(port: str, runtime: Runtime) -> Artefact:
     """Open an artefact; raises `LoadError` if its runtime is not installed, or cannot read it."""
     require(port, runtime)
-    module = importlib.import_module(f"{__package__}.runtimes.{runtime.module}")
+    module = importlib.import_module(f"{__package__}.{runtime.module}")
     artefact: Artefact = module.load(Path(port))
     return artefact
 

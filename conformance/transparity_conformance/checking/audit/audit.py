@@ -9,8 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
-from transparity_conformance.checking.audit.audited import Audited, audited_of
-from transparity_conformance.checking.audit.fields import audited_fields
+from transparity_conformance.checking.audit.fields import Audited, audited_fields, audited_of
 from transparity_conformance.checking.audit.tensors import audited_tensors, missed_in_variants
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.judge import Progress

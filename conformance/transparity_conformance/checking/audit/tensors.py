@@ -15,8 +15,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.stranger import PortError
-from transparity_conformance.checking.audit.audited import Audited, AuditProbe, probe_of
-from transparity_conformance.checking.audit.fields import KEPT, exercised
+from transparity_conformance.checking.audit.fields import KEPT, Audited, AuditProbe, exercised, probe_of
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called, needed, parts_in

@@ -90,10 +90,8 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
-        elsewhere = (
-            "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
-        )
-        with written(piece, opened.model_type, elsewhere) as parameters:
+        others = "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
+        with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 

@@ -195,8 +195,8 @@ def differing(base: Fields, fields: Fields) -> list[str]:
     """The names of the fields that differ, sizes behind what they follow from."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # the kinds of all layers change with their number; a flag tells more than the numbers that go with it
-    behind = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
-    return sorted(names, key=lambda name: name in behind)
+    later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
+    return sorted(names, key=lambda name: name in later)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:

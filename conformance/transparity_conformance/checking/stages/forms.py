@@ -212,8 +212,8 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
     ours = oracle.expected[tap]
     with np.errstate(all="ignore"):
         apart = error(value, part.read(answer, ours.shape), part.part(ours))
-    free = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
-    apart = np.where(free if free.shape == apart.shape else free.any(-1), 0.0, apart)
+    undetermined = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
+    apart = np.where(undetermined if undetermined.shape == apart.shape else undetermined.any(-1), 0.0, apart)
     largest = float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0.0))
     own = RULES[dtype].budget(0.0, epsilon(dtype), float(np.abs(value.of(ours)).max(initial=0.0)))
     return largest, value.slope * oracle.budget(tap, dtype) + own

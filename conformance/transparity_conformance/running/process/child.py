@@ -29,7 +29,7 @@ from transparity_conformance.running.process.wire import Closed, largest_answer,
 TIMEOUT = 300.0
 """Seconds that a port has for the answer to one call, or a program for all of its work."""
 
-LONGEST = 1e6
+LONGEST_TIMEOUT = 1e6
 """Eleven days: sockets wait for at most 2³¹ milliseconds."""
 
 
@@ -37,8 +37,8 @@ def checked_timeout(seconds: float | None) -> float:
     """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
     if seconds is None:
         return TIMEOUT
-    if not 0 < seconds <= LONGEST:
-        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST:g}.")
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST_TIMEOUT:g}.")
     return seconds
 
 

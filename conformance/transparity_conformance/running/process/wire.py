@@ -35,7 +35,7 @@ HEADER = struct.Struct("<QQ")
 LARGEST_TEXT = 2**26
 """Bytes of JSON in an answer; arrays are not part of it."""
 
-LARGEST_HELD = 2**26
+LARGEST_IN_MEMORY = 2**26
 """Bytes of the arrays in an answer that is held in memory; those of a larger one are written to a file."""
 
 PATIENCE = 1.0
@@ -109,11 +109,11 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
     text = json.loads(receive(length))
-    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_HELD else io.BytesIO()) as file:
+    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
         for chunk in _chunks(connection, size, deadline, is_running):
             file.write(chunk)
         file.seek(0)
-        return _decoded(text, file, OnDisk if size > LARGEST_HELD else dict)
+        return _decoded(text, file, OnDisk if size > LARGEST_IN_MEMORY else dict)
 
 
 def _received(

@@ -21,7 +21,7 @@ from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.families import FAMILIES
-from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.report.audit.result import CAUSES, Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
@@ -63,7 +63,7 @@ def named(audit: Audit | None) -> list[str]:
 def audit_alone(load: Callable[..., Any], family: str, folder: Path) -> list[str]:
     """The names that the audit tells, without the check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
-    return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
+    return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 
 
 def judged(planted: Planted, folder: Path, *, alone: bool = True) -> Judged:

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
-from transparity_conformance.capabilities.stranger import (
+from transparity_conformance.capabilities.calling import (
     PortCallError,
     PortError,
     PortProcessError,
-    call_stranger,
+    call_port,
     signature_of,
 )
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.oracle.probes import LONGEST
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
@@ -64,7 +64,7 @@ def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> 
 
 def _not_taken(forward: Any, row: Capability, way: Way) -> str:
     try:
-        signature = signature_of(call_stranger(getattr, forward, row.attribute))
+        signature = signature_of(call_port(getattr, forward, row.attribute))
     except PortCallError:
         signature = None
     if signature is None:  # then the call decides
@@ -81,7 +81,7 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
     answers: dict[str, Any] = {}
     for key, request in requests.items():
         try:
-            answers |= call_stranger(row.ask, port, way, key, request)
+            answers |= call_port(row.ask, port, way, key, request)
         except PortProcessError:
             raise
         except PortError as error:

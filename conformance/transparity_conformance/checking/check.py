@@ -13,13 +13,13 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.stranger import PortError
+from transparity_conformance.capabilities.calling import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
 from transparity_conformance.checking.systems import divisible
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
@@ -47,7 +47,7 @@ def check(
     budget: float = BUDGET,
     name: str | None = None,
     audit: bool | None = None,
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
     lengths: Sequence[int] = (),
 ) -> Report:
@@ -71,7 +71,7 @@ def check(
     name, many = name or name_of(build), max(ranks, ranks_of(build))
     arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
-        return _report(Evidence(arguments, port, located, progress or silent))
+        return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
 def _report(evidence: Evidence) -> Report:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
-from transparity_conformance.capabilities.stranger import signature_of
+from transparity_conformance.capabilities.calling import signature_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checking.systems import (
@@ -25,7 +25,7 @@ from transparity_conformance.checking.systems import (
     systems,
 )
 from transparity_conformance.checkpoints.importing import Checkpoint
-from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.diagnosis.judge import Located, Progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
@@ -61,7 +61,7 @@ class Options:
     budget: float = BUDGET
     sections: Sequence[str] = ()
     """Sections of the bundle that a program is given."""
-    located: Located = untold
+    located: Located = ignore_report
 
     @property
     def given(self) -> set[str]:

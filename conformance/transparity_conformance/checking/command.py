@@ -17,7 +17,7 @@ from transparity_conformance.checking.stages.evidence import LastReport
 from transparity_conformance.checking.stages.ranks import adding_ranks, compared
 from transparity_conformance.checking.systems import sized
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.exchange.bundle import ACTUAL, Bundle
 from transparity_conformance.exchange.judging import judge_bundle
@@ -43,7 +43,7 @@ def check_command(
     progress: Progress | None = None,
     sections: Collection[str] = (),
     budget: float = BUDGET,
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
     """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
@@ -61,7 +61,7 @@ def check_command(
     config = sized(name, config, ranks) if ranks > 1 else config
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
-        (progress or silent)("running the program", 0, 1)
+        (progress or ignore_progress)("running the program", 0, 1)
         run = functools.partial(_run, command, Path(folder), timeout)
         completed = run(environments(ranks) if ranks > 1 else [{}])
         failure = next((each.failure for each in completed if each.failure), None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.capabilities.stranger import PortError, call_stranger, has_method, signature_of
+from transparity_conformance.capabilities.calling import PortError, call_port, has_method, signature_of
 from transparity_conformance.running.frameworks.modules import kind_of
 from transparity_conformance.running.inputs import (
     Array,
@@ -34,7 +34,7 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
     """
     takes = takes_of(model)
     names = input_names(takes)
-    array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
+    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
     whole = completed(model, takes, array, without_gradients)
 
     def forward(**inputs: np.ndarray) -> Any:
@@ -60,12 +60,12 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         framework: the framework of its arrays; None: it is told by the model.
     """
     if (kind := kind_of(model)) is not None:
-        own: Callable[..., Any] = call_stranger(kind.forward_of, model, config)
+        own: Callable[..., Any] = call_port(kind.forward_of, model, config)
         return own
     is_torch = is_instance(model, "torch.nn", "Module")
     if is_torch or is_instance(model, "flax.nnx", "Module"):
-        call_stranger(model.eval)
-    array, without_gradients = call_stranger(arrays, model, framework or call_stranger(framework_of, model))
+        call_port(model.eval)
+    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
     takes = takes_of(model)
     names = frozenset() if takes is None else frozenset(takes.parameters)
     whole = completed(model, takes, array, without_gradients)

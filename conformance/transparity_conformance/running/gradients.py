@@ -17,7 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned, parameter_shapes
-from transparity_conformance.capabilities.stranger import call_stranger
+from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import module_in
@@ -125,7 +125,7 @@ def _differentiation(
         return None
     if is_instance(model, "flax.nnx", "Module"):
         return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
-    module = call_stranger(module_in, model)
+    module = call_port(module_in, model)
     # its graph, and not `forward`: a function that holds itself outlives its last use
     return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.reading import read_fields
@@ -77,11 +77,11 @@ class HubBuild:
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         if self.edit is None:
-            model = call_stranger(self.load, str(folder), **options)
+            model = call_port(self.load, str(folder), **options)
             return offer_gradients(forward_of(model, config), model, folder, config, called)
         edit_folder(folder, self.edit)
         with seeded(self.edit.seed), recorded_messages() as said:
-            forward = forward_of(call_stranger(self.load, str(folder), **options), config)
+            forward = forward_of(call_port(self.load, str(folder), **options), config)
         if self.edit.without is not None and (line := said.line_about(self.edit.without)):
             raise PortError(f"load(folder) says: {line}.")
         return forward
@@ -123,7 +123,7 @@ def _about(name: str) -> re.Pattern[str]:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - a stranger's arguments may not fit its message
+    except Exception:  # noqa: BLE001 - the arguments of a port may not fit its message
         return str(record.msg)
 
 
@@ -188,7 +188,7 @@ class HubModel:
         if config.head == "classes":  # of texts or of images
             kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
         try:
-            model = call_stranger(kind.from_pretrained, str(self.folder), **named)
+            model = call_port(kind.from_pretrained, str(self.folder), **named)
         except PortCallError as error:
             raised = error.__cause__ or error
             raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None

@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.stored import OnDisk
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
 
 Array = Callable[[np.ndarray], Any]
 
@@ -172,7 +172,7 @@ def completed(
         return plain
     try:
         with without_gradients():
-            answer = call_stranger(plain, array(np.zeros((1, 2), np.int64)))
+            answer = call_port(plain, array(np.zeros((1, 2), np.int64)))
     except PortCallError:  # the first call of the checker will raise it, too
         return plain
     logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)

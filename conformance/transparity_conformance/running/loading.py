@@ -21,7 +21,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import file_size, is_file, is_folder
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import VALUE, safe
@@ -50,7 +50,7 @@ def load_port(spec: str) -> Callable[..., Any]:
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
     """The attribute of a module, whose own `__getattr__` may raise."""
     try:
-        return call_stranger(getattr, module, name)
+        return call_port(getattr, module, name)
     except PortCallError as error:
         if isinstance(error.__cause__, AttributeError):
             arguments = "folder" if name.startswith("load") else "config, parameters"
@@ -74,7 +74,7 @@ def _load_file(path: Path) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        call_stranger(spec.loader.exec_module, module)
+        call_port(spec.loader.exec_module, module)
     except PortCallError as error:
         raise LoadError(f"{path} cannot be imported: {_describe(error)}.") from error.__cause__
     finally:
@@ -86,7 +86,7 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     _importable_from(Path.cwd())
     try:
-        module: ModuleType = call_stranger(importlib.import_module, name)
+        module: ModuleType = call_port(importlib.import_module, name)
     except PortCallError as error:
         raised = error.__cause__
         if isinstance(raised, ModuleNotFoundError) and raised.name and f"{name}.".startswith(f"{raised.name}."):
@@ -145,7 +145,6 @@ class Artefact(Protocol):
 class Runtime:
     """One kind of artefact, and what runs it."""
 
-    name: str
     module: str
     """The module in this package whose `load(path)` returns an `Artefact`."""
     package: str
@@ -158,16 +157,16 @@ class Runtime:
 
 
 RUNTIMES = {
-    ".onnx": Runtime("ONNX Runtime", "runtimes.onnx", "onnxruntime", "onnx"),
-    ".gguf": Runtime("gguf", "", "gguf", "gguf", is_process=False),
+    ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
+    ".gguf": Runtime("", "gguf", "gguf", is_process=False),
 }
 """The runtimes of files, by suffix."""
 
-HUB = Runtime("transformers", "hub", "transformers", "hub", needs_checkpoint=False)
+HUB = Runtime("hub", "transformers", "hub", needs_checkpoint=False)
 """The runtime of a folder."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-PAIR = Runtime("ONNX Runtime", "runtimes.onnx", "onnxruntime", "onnx")
+PAIR = Runtime("runtimes.onnx", "onnxruntime", "onnx")
 """The runtime of a folder with these two files."""
 
 

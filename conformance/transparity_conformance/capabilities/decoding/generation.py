@@ -10,6 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
+from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -45,7 +46,6 @@ from transparity_conformance.capabilities.requests import (
     ragged_requests,
     sampling_requests,
 )
-from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
@@ -127,7 +127,7 @@ def _result(
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_stranger(_built_for(port, request).generate, *given, **request.named(*way.keywords))
+    tokens = call_port(_built_for(port, request).generate, *given, **request.named(*way.keywords))
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
@@ -178,7 +178,7 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_stranger(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
+    answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("a result that is no pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
+from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -27,7 +28,6 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
-from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.capability_result import CapabilityResult
@@ -128,7 +128,7 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
     """The logits and the cache that a port's `step` returns; raises `TypeError` for anything else."""
-    result = call_stranger(step, tokens, cache, **named)
+    result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
     return result

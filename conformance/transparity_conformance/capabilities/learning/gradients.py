@@ -16,6 +16,7 @@ import numpy as np
 from transparity.config.probe_sizes import most_experts
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.parameters import is_learned
+from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -35,7 +36,6 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
-from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
@@ -230,7 +230,7 @@ def _shapes(key: str, probe: Probe) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    loss, gradients, *unknown = call_stranger(port.forward.loss_and_gradients, targets, **tokens)
+    loss, gradients, *unknown = call_port(port.forward.loss_and_gradients, targets, **tokens)
     named = {f"{key}/gradient.{name}": as_numbers(value) for name, value in dict(gradients).items()}
     replicas: Mapping[str, Any] = getattr(port.forward, "replicas", dict)()
     named |= {f"{key}/by_rank.{name}": np.stack(values) for name, values in replicas.items() if name in gradients}

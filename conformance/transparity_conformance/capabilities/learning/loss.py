@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -22,7 +23,6 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
 from transparity_conformance.capabilities.faults.sharding import loss_faults
-from transparity_conformance.capabilities.stranger import call_stranger
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
@@ -158,7 +158,7 @@ def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
 
 def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     targets, tokens = loss_inputs(probe)
-    return {f"{key}/loss": as_loss(call_stranger(port.forward.loss, targets, **tokens))}
+    return {f"{key}/loss": as_loss(call_port(port.forward.loss, targets, **tokens))}
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:

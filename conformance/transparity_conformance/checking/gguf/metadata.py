@@ -14,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
-from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.capabilities.calling import PortCallError, call_port
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.report.text import reason
@@ -171,7 +171,7 @@ class Tensor:
     def numbers(self) -> np.ndarray:
         """Its numbers in float32; raises `LoadError` for a type that cannot be dequantised."""
         try:
-            found = call_stranger(gguf.dequantize, self.data, self.kind)
+            found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:
             raised = reason(error.__cause__ or error)
             raise LoadError(f"{self.name} has the type {self.kind.name}, which gguf cannot read: {raised}.") from None
@@ -197,14 +197,14 @@ def read_gguf(path: Path) -> GgufFile:
     """Open a file; raises `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
-        opened: GgufFile = call_stranger(_read, path)
+        opened: GgufFile = call_port(_read, path)
         return opened
     except PortCallError as error:
         raise LoadError(f"{path} cannot be read as a GGUF file: {reason(error.__cause__ or error)}.") from None
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """The library's reader with bounds: counts are a stranger's, and it takes what is beyond the end for empty."""
+    """The library's reader with bounds: counts are not trusted, and it takes what is beyond the end for empty."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from transparity_conformance.capabilities.calling import PortError, call_port
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
-from transparity_conformance.capabilities.stranger import PortError, call_stranger
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
@@ -190,7 +190,7 @@ def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> Capa
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():
-        answer = answer_or_error(functools.partial(call_stranger, request.row.ask, port, request.way, key, tokens))
+        answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))
         if isinstance(answer, PortError):
             return _wrong(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
         answers |= answer

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from transparity_conformance.capabilities.calling import PortError
 from transparity_conformance.capabilities.sharding import Placement, split
-from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.judge import Actual, Progress

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
 from transparity_conformance.identify.alignment.values.loops import stacked
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
@@ -98,7 +98,7 @@ class Subject:
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
         """Whether it keeps its weights in less than float32, in which values tell nothing."""
-        if self.is_low and call_stranger(model.widen):
+        if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
     @property
@@ -115,7 +115,7 @@ class Subject:
 
     def kept(self) -> dict[str, np.ndarray]:
         """What the model keeps besides its parameters, as tables of sinusoids."""
-        return call_stranger(self.model.buffers)
+        return call_port(self.model.buffers)
 
     def take_pixels(self) -> None:
         """Give the only input images from now on."""
@@ -131,7 +131,7 @@ class Subject:
         if self.is_low:  # it is wide already, or cannot be
             return
         try:
-            if call_stranger(self.model.widen) and self.call(inputs).dtype == np.float64:
+            if call_port(self.model.widen) and self.call(inputs).dtype == np.float64:
                 return
         except PortError:
             pass
@@ -148,16 +148,16 @@ class Subject:
     def call(self, inputs: Arrays) -> np.ndarray:
         """The output of the model."""
         with self._described(inputs):
-            return _array(call_stranger(self.model, **self._named(inputs)))
+            return _array(call_port(self.model, **self._named(inputs)))
 
     def hear(self, inputs: Arrays) -> Heard:
         """The output and every operation."""
         with self._described(inputs):
             named = self._named(inputs)
             if isinstance(self.model, RemotePort):
-                output, operations = call_stranger(self.model.listened, **named)
+                output, operations = call_port(self.model.listened, **named)
             else:
-                output, operations = call_stranger(listen, lambda: self.model(**named))
+                output, operations = call_port(listen, lambda: self.model(**named))
         if self.loops != "none":
             operations = self._together(operations, inputs)
         return Heard(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))

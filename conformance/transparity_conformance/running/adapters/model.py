@@ -14,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.inputs import input_form
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.report.formatting import count as counted
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments
@@ -124,10 +124,10 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
         raise PortError(f"{name} takes {counted(count or 0, 'argument')}; expected {expected}: {write}.")
     given = (config, parameters) if is_build else () if count == 0 or config is None else (config,)
     try:
-        made = call_stranger(make, *given)
+        made = call_port(make, *given)
         if is_build and config is not None:
             return _checked(Model(of_build(made, config), tensors_inside(made)), name, made)
-        return _checked(call_stranger(_opened, made, config), name, made)
+        return _checked(call_port(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
         raise PortError(

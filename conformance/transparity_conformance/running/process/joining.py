@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
+from transparity_conformance.capabilities.calling import PortError
 from transparity_conformance.capabilities.sharding import Sharding, join
-from transparity_conformance.capabilities.stranger import PortError
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.process.wire import Handle
 

@@ -1,4 +1,4 @@
-"""A port in this process: built, and run on probes, through the one door to strangers."""
+"""A port in this process: built, and run on probes; every call of it goes through `call_port`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.text import MESSAGE
+from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
-from transparity_conformance.capabilities.stranger import PortCallError, PortError, call_stranger, signature_of
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
@@ -45,9 +45,7 @@ def in_precision(build: Port, dtype: str) -> Port:
 
 def built(build: Port, probe: Probe) -> Callable[..., Any]:
     try:
-        forward = call_stranger(
-            of_build, call_stranger(build, probe.config, given_to(build, probe.parameters)), probe.config
-        )
+        forward = call_port(of_build, call_port(build, probe.config, given_to(build, probe.parameters)), probe.config)
     except PortCallError as error:
         raise PortError(f"build(config, parameters) raised {error}.") from error.__cause__
     if not callable(forward):
@@ -132,7 +130,7 @@ def run_listening(
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
     """The result of a method of a built port, or of a forward pass for an empty one, and its operations, integers and
     bools among them. Raises `PortError` for what the port raises."""
-    answer: tuple[Any, list[Operation]] = call_stranger(_listened, forward, method, *args, whole_numbers=True, **named)
+    answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
 
@@ -169,7 +167,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
     """The result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
-        return call_stranger(call, **inputs)
+        return call_port(call, **inputs)
     except PortCallError as error:
         signature, called = signature_of(forward), ", ".join(f"{name}=…" for name in inputs)
         takes = "" if signature is None else f"; it takes {safe(signature, VALUE)}"
@@ -180,7 +178,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
     try:
-        taps = call_stranger(taps_in, returned, probe.config)
+        taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
         raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
     known = shapes_of(probe.config, probe.inputs)
@@ -200,7 +198,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
 def _array(name: str, value: Any, most: int) -> np.ndarray:
     """A tap in float64; a view of one number may have any shape, so that its size is checked before it is copied."""
     try:
-        array = call_stranger(as_numbers, value)
+        array = call_port(as_numbers, value)
     except PortCallError as error:
         raise PortError(f"{name} is {shown(value)}, no array of numbers ({safe(error, MESSAGE)}).") from None
     if array.dtype.kind not in "fiu":

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.mapped import Mapped
-from transparity_conformance.capabilities.stranger import (
+from transparity_conformance.capabilities.calling import (
     PortCallError,
     PortError,
-    call_stranger,
+    call_port,
     describe_raised,
     has_method,
     signature_of,
@@ -181,7 +181,7 @@ def described_signature(function: Callable[..., Any]) -> Any:
 
 def _described_method(forward: Any, name: str) -> Any:
     try:
-        return described_signature(call_stranger(getattr, forward, name))
+        return described_signature(call_port(getattr, forward, name))
     except PortCallError:  # the call will raise it, too
         return None
 

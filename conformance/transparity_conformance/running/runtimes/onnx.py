@@ -12,7 +12,7 @@ import onnxruntime
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_folder
-from transparity_conformance.capabilities.stranger import PortCallError, call_stranger
+from transparity_conformance.capabilities.calling import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import listed, reason
@@ -153,7 +153,7 @@ def opened(path: Path) -> Any:
     """The session of an ONNX file; raises `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
-        return call_stranger(session_of, str(path))
+        return call_port(session_of, str(path))
     except PortCallError as error:
         raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
 

@@ -1,10 +1,10 @@
-"""The one door to a stranger's code: every call of a port goes through `call_stranger`.
+"""The one way to call a port's code: every call of a port goes through `call_port`.
 
 A port may raise anything, end the process, or change what the whole process shares. What it raises becomes a sentence;
 what the checker's own answers depend on is put back: NumPy's error state, the warning filters, the standard streams and
 the handler of Ctrl-C. What they do not depend on is left to the port, which may need it again: environment, folder,
 random state, a framework's default dtype. What cannot be undone here, an exit of the process, a closed file descriptor
-or a patched function, stays in the process that `ports.isolation` gives a port.
+or a patched function, stays in the process that `isolated_build` gives a port.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChangedInPlaceError(Exception):
     """The port wrote into the tokens that it was given."""
 
 
-def call_stranger(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a port's function and return its result.
 
     Raises `PortCallError` for whatever it raises, exits of the process and panics included; `PortProcessError` if its
@@ -63,7 +63,7 @@ def call_stranger(function: Callable[..., Any], *args: Any, **named: Any) -> Any
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a port's function; None if it has none, as what is compiled may."""
     try:
-        signature: inspect.Signature = call_stranger(inspect.signature, function)
+        signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
         return None
     return signature
@@ -72,7 +72,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 def has_method(port: Any, name: str) -> bool:
     """Return whether a port offers the method `name`; one that raises when it is looked up is offered, and fails."""
     try:
-        return callable(call_stranger(getattr, port, name, None))
+        return callable(call_port(getattr, port, name, None))
     except PortCallError:
         return True
 

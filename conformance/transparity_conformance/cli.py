@@ -24,6 +24,9 @@ from transparity.errors import TransparityError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
+from transparity_conformance.report.terminal import print_line, print_text, progress_bar
+from transparity_conformance.running.loading import UsageError
 
 if TYPE_CHECKING:
     from transparity_conformance.checking.systems import System
@@ -171,7 +174,6 @@ def options(
 def presets() -> None:
     """List the source systems, and how each differs from the paper."""
     from transparity.presets import PRESETS, departures
-    from transparity_conformance.report.terminal import print_line
 
     for name, system in PRESETS.items():
         differs = "; ".join(departures(system.config)) or "nothing"
@@ -192,15 +194,12 @@ def describe(
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _one_sentence():
         if (preset is None) != fields:
-            from transparity_conformance.running.loading import UsageError
-
             raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
         if preset is None or json_file is not None:
             _describe_otherwise(preset, json_file)
             return
         from transparity_conformance.checking.systems import named_config
         from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
-        from transparity_conformance.report.terminal import print_text
 
         config = named_config(preset, resized=False)
         print_text(parameters_table(config))
@@ -214,7 +213,6 @@ def explain(
 ) -> None:
     """Explain a cause: what is right, where to look, and when it does not show."""
     from transparity_conformance.report.describing.causes import meaning, meanings
-    from transparity_conformance.report.terminal import print_line
 
     with _one_sentence():
         if cause is None:
@@ -258,8 +256,6 @@ def check(
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
-        from transparity_conformance.report.files import check_writable
-        from transparity_conformance.report.terminal import progress_bar
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
@@ -288,7 +284,6 @@ def adapt(
     """Write an adapter: which tensor of a model is which parameter, found by running it."""
     with _one_sentence():
         from transparity_conformance.checking.adapting import adapt_port
-        from transparity_conformance.report.terminal import print_line, progress_bar
 
         with progress_bar() as progress:
             text, lines, code = adapt_port(port, preset, config, family, out, timeout, budget, progress)
@@ -325,8 +320,6 @@ def export(
             return
         from transparity_conformance.checking.systems import label, named_config
         from transparity_conformance.exchange.writing import export_bundle
-        from transparity_conformance.report.terminal import print_line
-        from transparity_conformance.running.loading import UsageError
 
         if preset is None or folder is None:
             raise UsageError("export takes a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
@@ -353,12 +346,10 @@ def fit(
     timeout: Timeout = None,
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
-    from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
 
     with _for_people(json_file), _one_sentence():
         from transparity_conformance.identify.fitting.answer import sentences
         from transparity_conformance.identify.fitting.fit import fit_port
-        from transparity_conformance.report.terminal import print_line
 
         found = fit_port(module, timeout)
         for sentence in sentences(found, safe(module)):
@@ -393,8 +384,6 @@ def compare(
     """Compare the outputs of a port with a bundle."""
     with _one_sentence():
         from transparity_conformance.exchange import judging
-        from transparity_conformance.report.files import check_writable
-        from transparity_conformance.report.terminal import progress_bar
 
         check_writable(json_file, html_file)
         reports = []
@@ -465,7 +454,6 @@ def _flushed() -> bool:
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
     """Import a checkpoint, save it if a folder is given, and print the model and what was not imported."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
-    from transparity_conformance.report.terminal import print_line
 
     checkpoint = import_checkpoint(folder, head)
     if into is not None:
@@ -482,8 +470,6 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
-    from transparity_conformance.report.terminal import print_line
-    from transparity_conformance.running.loading import UsageError
 
     if family is None or folder is None or is_bundle:
         raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
@@ -507,8 +493,6 @@ def _export_checkpoint(
     """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
     from transparity_conformance.checking.systems import layer_numbers
     from transparity_conformance.exchange.writing import export_for, export_pieces
-    from transparity_conformance.report.terminal import print_line, progress_bar
-    from transparity_conformance.running.loading import UsageError
 
     if checkpoint is None or folder is None or others:
         raise UsageError("--checkpoint FOLDER goes with a DIR alone, and --head, --layers and --dtype with both.")
@@ -528,8 +512,6 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
-    from transparity_conformance.report.files import write_text
-    from transparity_conformance.report.terminal import print_line
 
     if json_file is None:
         for values, meaning in lines():
@@ -543,8 +525,6 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
     """Write the requested files, and exit with the worst of the exit codes."""
     with _one_sentence():
-        from transparity_conformance.report.files import write_reports
-
         write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
@@ -552,7 +532,6 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
-    from transparity_conformance.report.files import STANDARD_OUTPUT
 
     return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
 
@@ -596,7 +575,6 @@ def _tell(report: Report) -> None:
 
 
 def _print_now(line: str) -> None:
-    from transparity_conformance.report.terminal import print_line
 
     print_line(line)
     if sys.stdout is not None:
@@ -605,7 +583,6 @@ def _print_now(line: str) -> None:
 
 def _show(report: Report) -> None:
     from transparity_conformance.report.check.terminal import table
-    from transparity_conformance.report.terminal import print_text
 
     print_text(table(report))
 

@@ -21,6 +21,7 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
+from transparity_conformance.exchange.reading import read_config
 from transparity_conformance.identify.fitting.templates import templates
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
@@ -58,7 +59,7 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
-        yield System("config", _config_in(config))
+        yield System("config", read_config(config))
 
 
 def family_systems(names: Sequence[str]) -> Iterator[System]:
@@ -107,7 +108,7 @@ def layer_numbers(text: str) -> list[int]:
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
     """The configuration of a preset, at its probe size if `resized`, of a family's example, or in a file."""
     if label(name) == "config":
-        return _config_in(Path(name))
+        return read_config(Path(name))
     if name in templates() and name not in PRESETS:
         return templates()[name]
     if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
@@ -120,12 +121,6 @@ def named_config(name: str, *, resized: bool) -> TransformerConfig:
 def label(name: str) -> str:
     """The name of a preset, or `config` for a path."""
     return "config" if name.endswith(".json") else name
-
-
-def _config_in(path: Path) -> TransformerConfig:
-    from transparity_conformance.exchange.reading import read_config
-
-    return read_config(path)
 
 
 SEED = 5

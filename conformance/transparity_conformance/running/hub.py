@@ -59,29 +59,26 @@ class HubBuild:
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | str, **options: Any
     ) -> Callable[..., Any]:
         if isinstance(parameters, str):
-            return self._loaded_from(Path(parameters), config, options)
+            return self._loaded(Path(parameters), config, options)
         folder = Path(tempfile.mkdtemp(dir=self.root))
         try:
             export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
-        forward = self._loaded_from(folder, config, options)
+        forward = self._loaded(folder, config, options)
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
         return forward
 
-    def _loaded_from(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         try:
-            return self._loaded(folder, config, options)
+            if self.edit is None:
+                model = call_port(self.load, str(folder), **options)
+                return offer_gradients(forward_of(model, config), model, folder, config, called)
+            edit_folder(folder, self.edit)
+            with seeded(self.edit.seed), recorded_messages() as said:
+                forward = forward_of(call_port(self.load, str(folder), **options), config)
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
-
-    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
-        if self.edit is None:
-            model = call_port(self.load, str(folder), **options)
-            return offer_gradients(forward_of(model, config), model, folder, config, called)
-        edit_folder(folder, self.edit)
-        with seeded(self.edit.seed), recorded_messages() as said:
-            forward = forward_of(call_port(self.load, str(folder), **options), config)
         if self.edit.without is not None and (line := said.line_about(self.edit.without)):
             raise PortError(f"load(folder) says: {line}.")
         return forward

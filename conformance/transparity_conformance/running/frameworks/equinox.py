@@ -18,7 +18,8 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of a module; what else it offers is its own."""
+    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence; what else it
+    offers is its own."""
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config
@@ -80,9 +81,7 @@ def _ids(value: np.ndarray) -> jax.Array:
     return jnp.asarray(value, jnp.int32)
 
 
-def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence."""
-    return EquinoxForward(model, config)
+forward_of = EquinoxForward
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -92,8 +91,8 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
         if eqx.is_inexact_array(leaf) and leaf.size:
             places.setdefault(id(leaf), []).append([_step(key) for key in path])
     for paths in places.values():
-        read, write = functools.partial(_read, model, paths[0]), functools.partial(_write, model, paths)
-        yield ".".join(map(str, paths[0])), Tensor(read, write)
+        read = lambda path=paths[0]: np.array(_at(model, path), np.float32)  # noqa: E731
+        yield ".".join(map(str, paths[0])), Tensor(read, functools.partial(_write, model, paths))
 
 
 def _step(key: Any) -> Any:
@@ -105,10 +104,6 @@ def _at(node: Any, path: list[Any]) -> Any:
     for step in path:
         node = getattr(node, step) if isinstance(step, str) and hasattr(node, step) else node[step]
     return node
-
-
-def _read(model: Any, path: list[Any]) -> np.ndarray:
-    return np.array(_at(model, path), np.float32)
 
 
 def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:

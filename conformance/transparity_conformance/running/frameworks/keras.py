@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +56,8 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, variable in _variables("", model, {id(model)}):
         if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):
             known.add(id(variable))
-            yield name, Tensor(functools.partial(_read, variable), variable.assign)
+            read = lambda variable=variable: np.array(keras.ops.convert_to_numpy(variable), np.float32)  # noqa: E731
+            yield name, Tensor(read, variable.assign)
 
 
 def _parameters(model: Any) -> list[str]:
@@ -134,7 +134,3 @@ def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     for key, item in items:
         yield f"{name}.{key}", item
-
-
-def _read(variable: Any) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable), np.float32)

@@ -198,22 +198,21 @@ class PortCheck:
         """The number of arguments that the port needs: 1 of a loader, `load(folder)`; None if it cannot be known."""
         return required_arguments(signature_of(self.build))
 
-    def is_loader(self) -> bool:
-        """Return whether the port is a loader, by its signature; raise `UsageError` if it is no `build` either."""
-        if self.arguments not in (1, 2, None):
+    def is_loader(self, needed_by: str = "") -> bool:
+        """Return whether the port is a loader, by its signature; raise `UsageError` if an option needs one that it is
+        not, or it is no `build` either."""
+        count = self.arguments
+        if count not in (1, 2, None):
             raise UsageError(
-                f"{safe(self.spec)} takes {self.arguments} arguments; expected load(folder), with one, or "
+                f"{safe(self.spec)} takes {count} arguments; expected load(folder), with one, or "
                 "build(config, parameters), with two."
             )
-        return self.arguments == 1
-
-    def must_be_loader(self, option: str) -> None:
-        """Raise `UsageError` for a port that is no loader, which `option` needs."""
-        if not self.is_loader():
+        if needed_by and count != 1:
             raise UsageError(
-                f"{option} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
+                f"{needed_by} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
                 "build(config, parameters) by --preset, --config or --checkpoint."
             )
+        return count == 1
 
 
 def named_systems(options: Options) -> list[System]:
@@ -239,14 +238,14 @@ def chosen_systems(
     """
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
-        check.must_be_loader("--by-layer")
+        check.is_loader("--by-layer")
         return layer_systems(options.checkpoint, options.head, options.layers)
     if options.checkpoint is not None:
         return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
     if isinstance(check, PortCheck) and check.has_adapter:  # a model takes what it likes, and no folder
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
-        check.must_be_loader("--family")
+        check.is_loader("--family")
     elif isinstance(check, PortCheck) and check.arguments == 1:
         raise UsageError(
             f"{safe(check.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "

@@ -128,14 +128,14 @@ class ProcessGroup:
     def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
         """The answers of all ranks to a request."""
         for rank, process in enumerate(self.processes):
-            process.ask(what, name, *_of_rank(arguments, rank), largest=largest)
+            given = _of_rank(arguments, rank) if self.is_launched else arguments
+            process.ask(what, name, *given, largest=largest)
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
         """The answers of all ranks, in whatever order they come: a rank may wait for another."""
-        call = SharedCall(self.processes, what)
         try:
-            return call.answers()
+            return SharedCall(self.processes, what).answers()
         except PortCallError:  # all are still there
             raise
         except BaseException:

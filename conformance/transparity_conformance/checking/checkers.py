@@ -143,7 +143,7 @@ def checker(options: Options) -> Check:
     runtime = runtime_of(options.port)
     if runtime is not None:
         require(options.port, runtime)
-    if runtime is not None and not runtime.is_process:
+    if runtime is not None and not runtime.module:
         from transparity_conformance.checking.gguf.checking import GgufCheck
 
         return GgufCheck(options.port, shared)

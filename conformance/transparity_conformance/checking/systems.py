@@ -28,7 +28,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.report.formatting import count
-from transparity_conformance.running.loading import Limits, UsageError, runtime_of
+from transparity_conformance.running.loading import HUB, Limits, UsageError, runtime_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ def _multiple(size: int, ranks: int) -> int:
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
     """The checkpoint of a check: a hub folder that is the port is its own, unless another is given."""
     runtime = runtime_of(port)
-    if checkpoint is not None or port is None or runtime is None or runtime.needs_checkpoint or any(others):
+    if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint
     return Path(port)
 

@@ -10,15 +10,14 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import file_size, is_file, is_folder
 from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
@@ -132,42 +131,29 @@ class Listened:
         raise NotImplementedError
 
 
-class Artefact(Protocol):
-    """A model in a file or a folder, with its own weights."""
-
-    limits: Limits
-
-    def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Any]:
-        """The forward pass; it has a method `step` if it can go on from the keys and values of earlier tokens."""
-
-
 @dataclass(frozen=True)
 class Runtime:
     """One kind of artefact, and what runs it."""
 
     module: str
-    """The module in this package whose `load(path)` returns an `Artefact`."""
+    """The module in this package whose `load(path)` returns a `build` with `limits`; empty for a GGUF file, which is
+    read and compared, and not run."""
     package: str
     extra: str
     """The extra of this project that installs `package`."""
-    is_process: bool = True
-    """Whether it runs the artefact, in the process of a port; a GGUF file is read and compared."""
-    needs_checkpoint: bool = True
-    """Whether it has no configuration of its own, so that the folder it was made from has to be given."""
 
 
 RUNTIMES = {
     ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
-    ".gguf": Runtime("", "gguf", "gguf", is_process=False),
+    ".gguf": Runtime("", "gguf", "gguf"),
 }
 """The runtimes of files, by suffix."""
 
-HUB = Runtime("hub", "transformers", "hub", needs_checkpoint=False)
-"""The runtime of a folder."""
+HUB = Runtime("hub", "transformers", "hub")
+"""The runtime of a folder, which has a configuration of its own: it needs no checkpoint that it was made of."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-PAIR = Runtime("runtimes.onnx", "onnxruntime", "onnx")
-"""The runtime of a folder with these two files."""
+"""The two files of an encoder-decoder in one folder."""
 
 
 def runtime_of(port: str | None) -> Runtime | None:
@@ -177,15 +163,13 @@ def runtime_of(port: str | None) -> Runtime | None:
     path = Path(port)
     if path.suffix.lower() in RUNTIMES or not is_folder(path):
         return RUNTIMES.get(path.suffix.lower())
-    return PAIR if is_file(path / ENCODER) and is_file(path / DECODER) else HUB
+    return RUNTIMES[".onnx"] if is_file(path / ENCODER) and is_file(path / DECODER) else HUB
 
 
-def load_artefact(port: str, runtime: Runtime) -> Artefact:
+def load_artefact(port: str, runtime: Runtime) -> Any:
     """Open an artefact; raises `LoadError` if its runtime is not installed, or cannot read it."""
     require(port, runtime)
-    module = importlib.import_module(f"{__package__}.{runtime.module}")
-    artefact: Artefact = module.load(Path(port))
-    return artefact
+    return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
 def require(port: str, runtime: Runtime) -> None:

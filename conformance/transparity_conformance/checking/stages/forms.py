@@ -258,5 +258,4 @@ def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
         key: {**taps, "logits": form.logits(taps["logits"], probes[key].oracle.expected["logits"].shape)}
         for key, taps in ran.actual.items()
     }
-    forward = forwards[next(iter(forwards))]
-    return dataclasses.replace(ran, actual=actual, forward=forward, forwards=forwards)
+    return dataclasses.replace(ran, actual=actual, forwards=forwards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transparity.errors import shown
 from transparity.limits.files import file_size, is_folder
 from transparity_conformance.capabilities.calling import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import listed, reason
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
@@ -121,8 +122,9 @@ class OnnxForward(Listened):
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
-        named = self._named(inputs)
-        return result, listened_nodes(self.model.graph.path, self.model.given(named, self.model.empty(named)), largest)
+        named, record = self._named(inputs), Record(largest)
+        listen_to_nodes(record, self.model.graph.path, self.model.given(named, self.model.empty(named)))
+        return result, record.operations
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
         """The logits of the next tokens, and the cache with them."""
@@ -167,14 +169,12 @@ def session_of(model: str | bytes) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
-def listened_nodes(
-    path: Path, given: Mapping[str, np.ndarray], largest: float, before: Sequence[Operation] = (), after: str = ""
-) -> list[Operation]:
-    """The operations of a graph in one call, as `Nodes.operations`."""
+def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray], after: str = "") -> None:
+    """Record the operations of a graph in one call, as `Nodes.add_to`."""
     nodes = Nodes(path)
     session = session_of(nodes.opened())
     names = [each.name for each in session.get_outputs()]
-    return nodes.operations(dict(zip(names, session.run(names, given), strict=True)), largest, before, after)
+    nodes.add_to(record, dict(zip(names, session.run(names, given), strict=True)), after)
 
 
 def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
@@ -256,10 +256,10 @@ class OnnxPairForward(Listened):
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
         """The answer, and the operations of both graphs in turn."""
-        result, every, found = self(**inputs), self._every(inputs), list[Operation]()
+        result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
-            found += listened_nodes(path, self.model.given(name, every), largest / 2, found, MEMORY)
-        return result, found
+            listen_to_nodes(record, path, self.model.given(name, every), MEMORY)
+        return result, record.operations
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All that the graphs take: tokens, the mask of the source, and what the encoder makes of them."""

@@ -12,7 +12,7 @@ from tests.looping import for_each
 
 from meta.adapting.catalogue import GPT2, PORTS
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter, written

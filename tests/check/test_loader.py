@@ -20,7 +20,7 @@ from flax import nnx
 from tests.golden.test_hostile import invoke
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import assert_conforms, check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint

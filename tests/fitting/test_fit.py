@@ -14,7 +14,7 @@ from tests.fitting.forms import GPT
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.cli import app
 from transparity_conformance.identify.fitting.fit import fit, fit_port
 

@@ -17,7 +17,7 @@ from tests.fitting.forms import GPT, linen
 from meta.adapting import arrays
 from meta.fitting.drawn import module
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError

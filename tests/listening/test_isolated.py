@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated

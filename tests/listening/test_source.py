@@ -24,7 +24,7 @@ from transparity_conformance.listening.listen import listen
         ("/home/me/venv/lib/python3.11/site-packages/torch/nn/functional.py", "torch"),
         ("/usr/lib/python3/dist-packages/einops.py", "einops.py"),
         (f"{sysconfig.get_path('stdlib')}/functools.py", None),
-        (str(Path(transparity_conformance.__file__).parent / "capabilities/calling.py"), None),
+        (str(Path(transparity_conformance.__file__).parent / "capabilities/port_calls.py"), None),
         ("<frozen importlib._bootstrap>", None),
         ("<ipython-input-1>", ""),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.sharding import Placement, Sharding, join, read_placements, split
 
 WHOLE = np.arange(24.0).reshape(2, 3, 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.check import check
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process import ranks

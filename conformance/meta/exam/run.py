@@ -22,7 +22,7 @@ from meta.pool.bug import Bug
 from meta.pool.judge import answer_of
 from transparity.config import TransformerConfig
 from transparity_conformance import check
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checkpoints.examples import EXAMPLES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters

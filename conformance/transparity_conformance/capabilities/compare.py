@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from transparity_conformance.capabilities.calling import (
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
+from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
     PortProcessError,
     call_port,
     signature_of,
 )
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.table import CAPABILITIES, offered_by
 from transparity_conformance.oracle.probes import LONGEST
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
 
 PADDING = -1

@@ -6,7 +6,6 @@ row is a section of a bundle and an option of the command line.
 
 from __future__ import annotations
 
-from transparity_conformance.capabilities.calling import has_method
 from transparity_conformance.capabilities.capability import Capability
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
@@ -18,6 +17,7 @@ from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
+from transparity_conformance.capabilities.port_calls import has_method
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 

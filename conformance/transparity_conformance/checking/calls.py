@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import ReachProbe

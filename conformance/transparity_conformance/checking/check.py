@@ -13,7 +13,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
-from transparity_conformance.capabilities.calling import signature_of
+from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checking.systems import (

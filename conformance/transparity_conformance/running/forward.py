@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import PortError, call_port, has_method, signature_of
+from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
 from transparity_conformance.running.frameworks.modules import kind_of
 from transparity_conformance.running.inputs import (
     Array,

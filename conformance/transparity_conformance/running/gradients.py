@@ -17,7 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned, parameter_shapes
-from transparity_conformance.capabilities.calling import call_port
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import module_in

@@ -25,7 +25,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.reading import read_fields

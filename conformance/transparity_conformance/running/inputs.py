@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.stored import OnDisk
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 
 Array = Callable[[np.ndarray], Any]
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
-from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -30,6 +29,7 @@ from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.beams import BEAM_FAULTS
 from transparity_conformance.capabilities.faults.generation import GREEDY_FAULTS, RAGGED_FAULTS
 from transparity_conformance.capabilities.faults.sampling import SAMPLING_FAULTS
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.capabilities.requests import (
     Request,
     beam_requests,

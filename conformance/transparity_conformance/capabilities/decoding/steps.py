@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -28,6 +27,7 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.decoding.generation import why_no_decoder
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.cache import CACHE_FAULTS
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.capability_result import CapabilityResult

@@ -16,7 +16,6 @@ import numpy as np
 from transparity.config.probe_sizes import most_experts
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.parameters import is_learned
-from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -36,6 +35,7 @@ from transparity_conformance.capabilities.learning.loss import (
     loss_inputs,
     why_no_loss,
 )
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import call_port
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -23,6 +22,7 @@ from transparity_conformance.capabilities.capability import (
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.faults.loss import LOSS_FAULTS, smoothed
 from transparity_conformance.capabilities.faults.sharding import loss_faults
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given

@@ -15,7 +15,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, shown
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.variants import Changed, Variant, variants_of
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit

@@ -14,7 +14,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.fields import KEPT, Audited, AuditProbe, exercised, probe_of
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.checkpoints.exporting import fields_of, tensors_in

@@ -11,7 +11,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Ran, Reached
 from transparity_conformance.checking.stages.forms import Form
 from transparity_conformance.checking.systems import probes_on

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError, call_port
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
+from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence

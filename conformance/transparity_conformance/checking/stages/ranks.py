@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.sharding import Placement, split
 from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.stages.evidence import Evidence

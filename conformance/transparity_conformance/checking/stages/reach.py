@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.probe_result import error_profile

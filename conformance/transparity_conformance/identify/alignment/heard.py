@@ -15,7 +15,7 @@ import numpy as np
 
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk

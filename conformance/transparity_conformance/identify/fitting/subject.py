@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.identify.alignment.values.loops import stacked
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation

@@ -14,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.inputs import input_form
-from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.report.formatting import count as counted
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments

@@ -22,7 +22,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.text import safe
 
 SIZES = {

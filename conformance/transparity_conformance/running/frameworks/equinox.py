@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import signature_of
+from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.running.frameworks.modules import Tensor
 from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError, signature_of
+from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.running.frameworks.modules import Tensor
 from transparity_conformance.running.inputs import NAMES, add_mask, arguments
 

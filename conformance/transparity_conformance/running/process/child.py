@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import PortCallError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.text import reason
 from transparity_conformance.running.loading import LoadError, UsageError

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.capabilities.calling import PortError
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.sharding import Sharding, join
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.process.wire import Handle

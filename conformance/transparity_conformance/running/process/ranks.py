@@ -19,7 +19,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.calling import PortCallError, PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import ALONE, Sharding, read_placements
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.text import MESSAGE
-from transparity_conformance.capabilities.calling import PortCallError, PortError, call_port, signature_of
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.listening.listen import listen

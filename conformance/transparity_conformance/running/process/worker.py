@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.mapped import Mapped
-from transparity_conformance.capabilities.calling import (
+from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
     call_port,

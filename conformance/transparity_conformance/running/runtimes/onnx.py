@@ -12,7 +12,7 @@ import onnxruntime
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_folder
-from transparity_conformance.capabilities.calling import PortCallError, call_port
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given

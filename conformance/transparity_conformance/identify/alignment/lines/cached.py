@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
 from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.lines.source import segment_of
 from transparity_conformance.listening.operation import Operation, Source

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.calling import PortError, PortProcessError
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import equal_taps
 from transparity_conformance.identify.alignment.heard import aligned_probe

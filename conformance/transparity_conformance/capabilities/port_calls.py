@@ -1,10 +1,10 @@
-"""The one way to call a port's code: every call of a port goes through `call_port`.
+"""Calls of a port: all of them go through `call_port`.
 
 A port may raise anything, end the process, or change what the whole process shares. What it raises becomes a sentence;
 what the checker's own answers depend on is put back: NumPy's error state, the warning filters, the standard streams and
 the handler of Ctrl-C. What they do not depend on is left to the port, which may need it again: environment, folder,
 random state, a framework's default dtype. What cannot be undone here, an exit of the process, a closed file descriptor
-or a patched function, stays in the process that `isolated_build` gives a port.
+or a patched function, stays in the process that `running.process.isolation` gives a port.
 """
 
 from __future__ import annotations

@@ -24,9 +24,11 @@ from transparity.errors import TransparityError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
+from transparity_conformance.report.terminal import print_line, print_text, progress_bar
+from transparity_conformance.running.loading import UsageError
 
 if TYPE_CHECKING:
-    from transparity.config import TransformerConfig
     from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.report.report import Report
@@ -172,7 +174,6 @@ def options(
 def presets() -> None:
     """List the source systems, and how each differs from the paper."""
     from transparity.presets import PRESETS, departures
-    from transparity_conformance.report.terminal import print_line
 
     for name, system in PRESETS.items():
         differs = "; ".join(departures(system.config)) or "nothing"
@@ -193,15 +194,12 @@ def describe(
     """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
     with _one_sentence():
         if (preset is None) != fields:
-            from transparity_conformance.running.loading import UsageError
-
             raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
         if preset is None or json_file is not None:
             _describe_otherwise(preset, json_file)
             return
         from transparity_conformance.checking.systems import named_config
         from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
-        from transparity_conformance.report.terminal import print_text
 
         config = named_config(preset, resized=False)
         print_text(parameters_table(config))
@@ -215,7 +213,6 @@ def explain(
 ) -> None:
     """Explain a cause: what is right, where to look, and when it does not show."""
     from transparity_conformance.report.describing.causes import meaning, meanings
-    from transparity_conformance.report.terminal import print_line
 
     with _one_sentence():
         if cause is None:
@@ -257,10 +254,8 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     with _for_people(json_file, html_file), _one_sentence():
-        from transparity_conformance.checking.artefacts.checking import checkpoint_of
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
-        from transparity_conformance.report.files import check_writable
-        from transparity_conformance.report.terminal import progress_bar
+        from transparity_conformance.checking.systems import checkpoint_of
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
@@ -289,7 +284,6 @@ def adapt(
     """Write an adapter: which tensor of a model is which parameter, found by running it."""
     with _one_sentence():
         from transparity_conformance.checking.adapting import adapt_port
-        from transparity_conformance.report.terminal import print_line, progress_bar
 
         with progress_bar() as progress:
             text, lines, code = adapt_port(port, preset, config, family, out, timeout, budget, progress)
@@ -326,8 +320,6 @@ def export(
             return
         from transparity_conformance.checking.systems import label, named_config
         from transparity_conformance.exchange.writing import export_bundle
-        from transparity_conformance.report.terminal import print_line
-        from transparity_conformance.running.loading import UsageError
 
         if preset is None or folder is None:
             raise UsageError("export takes a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
@@ -354,15 +346,16 @@ def fit(
     timeout: Timeout = None,
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
+
     with _for_people(json_file), _one_sentence():
         from transparity_conformance.identify.fitting.answer import sentences
         from transparity_conformance.identify.fitting.fit import fit_port
-        from transparity_conformance.report.terminal import print_line
 
         found = fit_port(module, timeout)
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
-    _write_config(found.config, json_file)
+    with _one_sentence():
+        write_text(json_file or STANDARD_OUTPUT, found.config.to_json())
     raise typer.Exit(0 if found.is_confirmed else INCONCLUSIVE)
 
 
@@ -374,11 +367,7 @@ def import_(
 ) -> None:
     """Convert a checkpoint of a known family to a configuration and parameters of ours."""
     with _one_sentence():
-        from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
-
-        checkpoint = import_checkpoint(folder, head)
-        save_checkpoint(checkpoint, into)
-        _print_imported(checkpoint, into)
+        _imported(folder, head, into)
 
 
 @app.command()
@@ -395,8 +384,6 @@ def compare(
     """Compare the outputs of a port with a bundle."""
     with _one_sentence():
         from transparity_conformance.exchange import judging
-        from transparity_conformance.report.files import check_writable
-        from transparity_conformance.report.terminal import progress_bar
 
         check_writable(json_file, html_file)
         reports = []
@@ -464,11 +451,17 @@ def _flushed() -> bool:
     return complete
 
 
-def _imported(folder: Path, head: str | None) -> Checkpoint:
-    from transparity_conformance.checkpoints.importing import import_checkpoint
+def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
+    """Import a checkpoint, save it if a folder is given, and print the model and what was not imported."""
+    from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)
-    _print_imported(checkpoint, folder)
+    if into is not None:
+        save_checkpoint(checkpoint, into)
+    count = sum(value.size for value in checkpoint.parameters.values())
+    print_line(f"{into or folder}: {checkpoint.model_type}, {checkpoint.config.architecture}, {count:,} parameters")
+    for remark in checkpoint.remarks:
+        print_line(remark, indent=4)
     return checkpoint
 
 
@@ -477,8 +470,6 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
-    from transparity_conformance.report.terminal import print_line
-    from transparity_conformance.running.loading import UsageError
 
     if family is None or folder is None or is_bundle:
         raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
@@ -502,8 +493,6 @@ def _export_checkpoint(
     """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
     from transparity_conformance.checking.systems import layer_numbers
     from transparity_conformance.exchange.writing import export_for, export_pieces
-    from transparity_conformance.report.terminal import print_line, progress_bar
-    from transparity_conformance.running.loading import UsageError
 
     if checkpoint is None or folder is None or others:
         raise UsageError("--checkpoint FOLDER goes with a DIR alone, and --head, --layers and --dtype with both.")
@@ -517,25 +506,12 @@ def _export_checkpoint(
             print_line(written)
 
 
-def _write_config(config: TransformerConfig, file: Path | None) -> None:
-    """Write a configuration as JSON, to standard output without a file."""
-    with _one_sentence():
-        from transparity_conformance.report.files import STANDARD_OUTPUT, write_text
-
-        if file is None or file == STANDARD_OUTPUT:
-            typer.echo(config.to_json(), nl=False)
-        else:
-            write_text(file, config.to_json())
-
-
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
     import json
 
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
-    from transparity_conformance.report.files import write_text
-    from transparity_conformance.report.terminal import print_line
 
     if json_file is None:
         for values, meaning in lines():
@@ -546,21 +522,9 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
-def _print_imported(checkpoint: Checkpoint, folder: Path) -> None:
-    """Print the imported model and the settings that were not imported."""
-    from transparity_conformance.report.terminal import print_line
-
-    count = sum(value.size for value in checkpoint.parameters.values())
-    print_line(f"{folder}: {checkpoint.model_type}, {checkpoint.config.architecture}, {count:,} parameters")
-    for remark in checkpoint.remarks:
-        print_line(remark, indent=4)
-
-
 def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
     """Write the requested files, and exit with the worst of the exit codes."""
     with _one_sentence():
-        from transparity_conformance.report.files import write_reports
-
         write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
@@ -568,7 +532,6 @@ def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path |
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
-    from transparity_conformance.report.files import STANDARD_OUTPUT
 
     return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
 
@@ -599,28 +562,27 @@ def _complain(sentence: str) -> None:
 
 def _announced(systems: Iterator[System], port: str, dtype: str) -> Iterator[System]:
     """Yield every system, and print at once what is checked: the answer may take a while."""
-    from transparity_conformance.report.terminal import print_line
-
     for system in systems:
-        print_line(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        _print_now(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
         yield system
 
 
 def _tell(report: Report) -> None:
     """Print where a port diverges; the causes come later."""
     from transparity_conformance.report.check.findings import located
-    from transparity_conformance.report.terminal import print_line
 
-    print_line(located(report))
+    _print_now(located(report))
+
+
+def _print_now(line: str) -> None:
+
+    print_line(line)
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def _show(report: Report) -> None:
     from transparity_conformance.report.check.terminal import table
-    from transparity_conformance.report.terminal import print_text
 
     print_text(table(report))
 

@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.running.adapters.adapter import Adapter
-from transparity_conformance.running.frameworks.tensors import tensors_of
+from transparity_conformance.running.frameworks.modules import tensors_of
 
 LAYER = "decoder.layers.{i}"
 QUERY, KEY, VALUE = (f"{LAYER}.self_attention.{role}.weight" for role in ("query", "key", "value"))

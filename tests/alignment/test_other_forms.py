@@ -15,7 +15,7 @@ from transparity_conformance.identify.alignment.values.loops import without_loop
 from transparity_conformance.identify.alignment.values.masked import unmasked
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.process.operations import described, received
+from transparity_conformance.running.process.wire import described, received
 
 HEADS, LENGTH = 3, 9
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.report.audit.result import Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
@@ -29,4 +29,4 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
 def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
     """The audit alone."""
     loader = audited_of(HubBuild(load, family, str(folder)))
-    return audited(loader, example_config(family), "float32", silent, with_fields=with_fields)
+    return audited(loader, example_config(family), "float32", ignore_progress, with_fields=with_fields)

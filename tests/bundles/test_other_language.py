@@ -17,7 +17,7 @@ from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
-from transparity_conformance.running.process.program import run_command
+from transparity_conformance.running.process.child import run_command
 
 NODE = shutil.which("node")
 PORT = Path(__file__).parent / "port.mjs"

@@ -81,7 +81,7 @@ def test_a_value_whose_gradient_is_stopped_diverges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", [(24, 3, 8), (3, 8, 24)])
 def test_a_tensor_of_three_axes_is_two_matrices(axes: tuple[int, ...]) -> None:
-    from transparity_conformance.running.rows import found_by_rows
+    from transparity_conformance.running.gradients import found_by_rows
 
     random = np.random.default_rng(0)
     wanted = {"w": random.normal(size=(24, 24)).astype(np.float32), "b": random.normal(size=24).astype(np.float32)}

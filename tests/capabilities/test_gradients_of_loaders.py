@@ -189,7 +189,7 @@ def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: P
 
 
 def test_numbers_are_found_as_rows_and_columns() -> None:
-    from transparity_conformance.running.rows import found_by_rows
+    from transparity_conformance.running.gradients import found_by_rows
 
     random = np.random.default_rng(0)
     one, two, bias = random.normal(size=(3, 5)), random.normal(size=(4, 5)), random.normal(size=5)

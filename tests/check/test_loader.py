@@ -27,9 +27,8 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.hub import HubBuild
-from transparity_conformance.running.inputs import framework_of
+from transparity_conformance.running.inputs import framework_of, taps_in
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.transformer import transformer
 

@@ -15,7 +15,7 @@ from transparity.presets import preset
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.program import command_line, run_command
+from transparity_conformance.running.process.child import command_line, run_command
 
 Refused = Callable[..., AbstractContextManager[None]]
 

@@ -12,8 +12,8 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated
-from transparity_conformance.running.process.operations import described, received
 from transparity_conformance.running.process.running import built, run, run_listening
+from transparity_conformance.running.process.wire import described, received
 
 PORT = """
 import torch

@@ -12,10 +12,10 @@ import pytest
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
@@ -115,7 +115,7 @@ def test_a_right_port_agrees(name: str) -> None:
 @pytest.mark.parametrize("name", IGNORED)
 def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_path: Path) -> None:
     loader = audited_of(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
-    audit = audited(loader, example_config(FAMILIES[name]), "float32", silent, with_fields=True)
+    audit = audited(loader, example_config(FAMILIES[name]), "float32", ignore_progress, with_fields=True)
     assert {*audit.fields_with("ignored"), *audit.fields_with("wrong")} == IGNORED[name]
     of_every_folder = [each for each in audit.tensors if "(with " not in each.name]  # others come with an ignored field
     assert {each.outcome for each in of_every_folder} == {"read"}  # and refused if missing

@@ -7,12 +7,12 @@ import pytest
 from meta.ranks.cases import CONFIGS, Case
 from meta.ranks.measure import started
 from transparity_conformance.checking.calls import run_all
-from transparity_conformance.checking.ranks.against_one import against_one
-from transparity_conformance.checking.ranks.group import group_of
-from transparity_conformance.checking.ranks.sizes import divisible
-from transparity_conformance.diagnosis.judge import judge, silent
+from transparity_conformance.checking.stages.ranks import against_one
+from transparity_conformance.checking.systems import divisible
+from transparity_conformance.diagnosis.judge import ignore_progress, judge
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.ranks import group_of
 
 CONFIG = divisible(CONFIGS["notes-lm"], 2)
 PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if key in ("mixed", "one")}
@@ -23,7 +23,7 @@ def beside_one(build: IsolatedBuild, case: Case) -> str:
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
-    return against_one(group, build, PROBES, dtype="float32", logits_only=True, progress=silent).one_rank
+    return against_one(group, build, PROBES, "float32", True, ignore_progress).one_rank
 
 
 @pytest.mark.parametrize(("file", "wrong"), [("dtensor.py", "build_fused"), ("jax_mesh.py", "build_bias")])
@@ -31,6 +31,6 @@ def test_what_a_framework_shards_is_gathered_and_compared(file: str, wrong: str)
     right, faulty = (Case(port, "notes-lm", 2, file=file) for port in ("build", wrong))
     with started(right.spec, right.ranks) as build:
         assert beside_one(build, right) == "agrees"
-        actual = run_all(build, PROBES, silent, logits_only=True).actual
+        actual = run_all(build, PROBES, ignore_progress, logits_only=True).actual
         assert judge("notes-lm", PROBES, actual).verdict == "agrees"
         assert beside_one(build, faulty) == "diverges"

@@ -13,17 +13,17 @@ import pytest
 
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.ranks import launching
-from transparity_conformance.checking.ranks.group import group_of, ranked_build
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process import ranks
+from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
+from transparity_conformance.running.process.ranks import group_of
 
 PORTS = Path(__file__).with_name("failing_ports.py")
 
 
 @contextlib.contextmanager
 def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[IsolatedBuild]:
-    with contextlib.closing(ranked_build(f"{PORTS}:{name}", timeout, ranks)) as build:
+    with contextlib.closing(isolated_build(f"{PORTS}:{name}", timeout, ranks=ranks)) as build:
         yield build
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
 
 
 def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "WAITS", 0.5)
+    monkeypatch.setattr(ranks, "WAITS", 0.5)
     began = time.monotonic()
     with started("waits_for_it") as build, pytest.raises(PortProcessError) as raised:
         check(build, "notes-lm")

@@ -17,7 +17,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE
 from transparity_conformance.catalogue import faults_at, sharding
-from transparity_conformance.checking.ranks.sizes import divisible
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.isolation import IsolatedBuild
 

@@ -33,17 +33,16 @@ from tests.runtimes.gguf_files import write
 
 from meta.fuzz.strategies import damaged, examples
 from transparity.errors import TransparityError
-from transparity_conformance.checking.artefacts.gguf.checking import GgufCheck
-from transparity_conformance.checking.artefacts.gguf.metadata import keys_of
-from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
-from transparity_conformance.checking.artefacts.systems import artefact_system
 from transparity_conformance.checking.check import check
+from transparity_conformance.checking.gguf.checking import GgufCheck
+from transparity_conformance.checking.gguf.metadata import keys_of, read_gguf
+from transparity_conformance.checking.systems import artefact_system
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.running.runtimes.runtime import load_artefact, runtime_of
+from transparity_conformance.running.loading import load_artefact, runtime_of
 
 ROUNDING = 1e-5
 """The share of the largest logit up to which a difference is one of rounding."""
@@ -113,7 +112,7 @@ def verdict_on(path: Path, folder: Path) -> str:
     checkpoint, options = import_checkpoint(folder), {"budget": 0.0, "logits_only": True, "dtype": "float32"}
     if path.suffix == ".gguf":
         of_file = GgufCheck(str(path), {**options, "name": str(path)})
-        return of_file(next(iter(of_file.systems(checkpoint))), silent).verdict
+        return of_file(next(iter(of_file.systems(checkpoint))), ignore_progress).verdict
     model = load_artefact(str(path), runtime_of(str(path)))
     system = artefact_system(checkpoint, model.limits)
     return check(model, system.name, config=system.config, parameters=system.parameters, **options).verdict

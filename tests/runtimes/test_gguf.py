@@ -214,7 +214,7 @@ def test_a_file_of_another_architecture_is_refused(wide: Hub, check: Check, tmp_
 
 
 def test_a_grid_bounds_what_the_library_quantises_and_keeps_its_order() -> None:
-    from transparity_conformance.checking.artefacts.gguf.rounding import BITS, disorder, step, worst_block
+    from transparity_conformance.checking.gguf.rounding import BITS, disorder, step, worst_block
 
     random = np.random.default_rng(0)
     for drawn in (random.normal(size=(64, 512)), random.standard_t(2, (64, 512))):

@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.runtimes.conftest import Check
 
-from transparity_conformance.checking.artefacts.systems import artefact_system
 from transparity_conformance.checking.check import check as check_port
+from transparity_conformance.checking.systems import artefact_system
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.runtimes.runtime import HUB, load_artefact
+from transparity_conformance.running.loading import HUB, load_artefact
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

@@ -21,8 +21,7 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.running.adapters.model import made_by
-from transparity_conformance.running.frameworks.modules import of_build
-from transparity_conformance.running.frameworks.tensors import tensors_of
+from transparity_conformance.running.frameworks.modules import of_build, tensors_of
 from transparity_conformance.running.loading import load_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
@@ -177,7 +176,7 @@ import numpy as np
 from meta.modules.keras_models import keras, model
 from meta.modules.measure import models_of
 from transparity_conformance.running.adapters.adapter import Adapter
-from transparity_conformance.running.frameworks.tensors import tensors_of
+from transparity_conformance.running.frameworks.modules import tensors_of
 
 
 def build(config, parameters):

@@ -17,11 +17,11 @@ from typing import Any
 from meta.pool.bug import edited, rows
 from meta.trial import Answer, Measure
 from transparity_conformance.checking.audit.audit import audited
-from transparity_conformance.checking.audit.audited import audited_of
+from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.families import FAMILIES
-from transparity_conformance.diagnosis.judge import silent
+from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.report.audit.result import CAUSES, Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
@@ -117,7 +117,7 @@ def named(audit: Audit | None) -> list[str]:
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
     """The names that the audit tells, without the check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
-    return named(audited(loader, example_config(family), "float32", silent, with_fields=True))
+    return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from transparity_conformance.exchange.bundle import ACTUAL
 from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.loading import load_port
-from transparity_conformance.running.process.program import run_command
+from transparity_conformance.running.process.child import run_command
 from transparity_conformance.running.process.running import built, run
 from transparity_numpy.port import build as right_port
 

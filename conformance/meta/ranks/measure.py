@@ -13,10 +13,10 @@ from typing import Any
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
 from meta.trial import Measure
 from transparity_conformance.checking.check import check
-from transparity_conformance.checking.ranks.group import group_of, ranked_build
-from transparity_conformance.checking.ranks.sizes import divisible
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
+from transparity_conformance.running.process.ranks import group_of
 
 TIMEOUT = 120.0
 
@@ -24,7 +24,7 @@ TIMEOUT = 120.0
 @contextlib.contextmanager
 def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
     """The processes of so many ranks, for one port after the other."""
-    with contextlib.closing(ranked_build(spec, TIMEOUT, ranks)) as build:
+    with contextlib.closing(isolated_build(spec, TIMEOUT, ranks=ranks)) as build:
         yield build
 
 

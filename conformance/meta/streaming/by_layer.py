@@ -41,7 +41,7 @@ def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
     """The report on one piece, and what it took: seconds by the clock, and peaks of both processes in bytes."""
     began = time.monotonic()
     report = check(system, lambda *_: None)
-    peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.process.pid)}
+    peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.processes[0].process.pid)}
     return report, {"piece": system.name, "verdict": report.verdict, "seconds": time.monotonic() - began, **peaks}
 
 

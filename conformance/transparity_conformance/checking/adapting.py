@@ -15,7 +15,7 @@ from transparity_conformance.report.text import listed, reason, safe
 from transparity_conformance.running.adapters.adapter import ASKED, written
 from transparity_conformance.running.adapters.notation import ABSENT, AdapterError, letters_of
 from transparity_conformance.running.loading import UsageError
-from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.running.process.isolation import isolated_build
 
 AGREES, DIVERGES, INCONCLUSIVE = 0, 1, 3
 
@@ -36,7 +36,7 @@ def adapt_port(
     does not, 3 if something was not settled.
     """
     name, chosen = _chosen(preset, config, family)
-    build = isolated_build(port, checked_timeout(timeout), "")
+    build = isolated_build(port, timeout, "")
     try:
         given = probe_parameters(chosen)
         result = adapt_model(build.made(chosen, given), chosen, given, budget=budget, progress=progress)

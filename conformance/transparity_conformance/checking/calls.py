@@ -78,29 +78,32 @@ class Reached:
 
 @dataclass
 class Ran:
-    """The activations of every probe that ran, by probe and tap, and the port that was built for the first."""
+    """The activations of every probe that ran, by probe and tap, and the ports that were built."""
 
     actual: dict[str, Mapping[str, np.ndarray]]
-    forward: Callable[..., Any]
     reached: Reached
     forwards: dict[int, Callable[..., Any]]
-    """The built port, by the identity of the parameters."""
+    """The built port, by the identity of the parameters; that of the first probe first."""
     probes: dict[str, Probe]
     """The probes that ran; one whose sizes the port refused has others."""
     raised: PortError | None = None
     """The first error at the sizes that were asked for; the port answered other probes of them."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The port that was built for the first probe."""
+        return next(iter(self.forwards.values()))
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
     """Run a port on every probe; a model of other sizes than the first probe's may be refused, and then further sizes
     are tried."""
     first = next(iter(probes.values()))
-    forwards = {id(first.parameters): built(build, first)}
-    ran = Ran({}, forwards[id(first.parameters)], Reached(), forwards, {})
+    ran = Ran({}, Reached(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         is_derived = probe.config != first.config
-        others = in_other_sizes(probe, first.config) if is_derived and id(probe.parameters) not in forwards else ()
+        others = in_other_sizes(probe, first.config) if is_derived and id(probe.parameters) not in ran.forwards else ()
         size = next((size for size in (probe, *others) if _can_be_built(build, key, size, ran, is_derived)), None)
         if size is not None and (taps := _called(key, size, ran, first, logits_only=logits_only)) is not None:
             ran.actual[key], ran.probes[key] = taps, size
@@ -156,17 +159,14 @@ def call_model(
             return taps
         if not is_derived:
             raise taps
-        noted = reached.failed if _answers_a_token(function, probe) else reached.refused
+        inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
+        token = dataclasses.replace(probe, inputs=inputs)
+        of_token = answer_or_error(lambda: run(function, token, logits_only=True))
+        noted = reached.refused if isinstance(of_token, PortError) else reached.failed
         noted.append(f"probe {probe.name}: {taps}")
         return None
     finally:
         reached.seconds += time.monotonic() - began
-
-
-def _answers_a_token(function: Callable[..., Any], probe: Probe) -> bool:
-    inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
-    token = dataclasses.replace(probe, inputs=inputs)
-    return not isinstance(answer_or_error(lambda: run(function, token, logits_only=True)), PortError)
 
 
 def whole(probe: ReachProbe) -> Probe:

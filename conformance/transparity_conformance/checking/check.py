@@ -14,34 +14,22 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.checking.audit.audit import with_audit
-from transparity_conformance.checking.audit.audited import audited_of
-from transparity_conformance.checking.ranks.against_one import against_one, with_ranks
-from transparity_conformance.checking.ranks.dropout import with_dropout
-from transparity_conformance.checking.ranks.group import RankGroup, ranked_build, ranks_of
-from transparity_conformance.checking.ranks.sizes import divisible
-from transparity_conformance.checking.stages import forward, offers, reach
+from transparity_conformance.checking.audit.audit import audit_loader
+from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
+from transparity_conformance.checking.systems import divisible
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
-from transparity_conformance.running.process import isolation
-from transparity_conformance.running.process.isolation import TIMEOUT
-from transparity_conformance.running.process.running import Port, built
-
-NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
+from transparity_conformance.running.process.child import TIMEOUT
+from transparity_conformance.running.process.isolation import isolated_build, spec_of
+from transparity_conformance.running.process.ranks import ranks_of
+from transparity_conformance.running.process.running import Port
 
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
-
-
-class Stage:
-    """A stage of a check, which runs if all of its conditions are met."""
-
-    def __init__(self, run: Callable[[Evidence], None], *conditions: Callable[[Evidence], bool]) -> None:
-        self.run, self.conditions = run, conditions
 
 
 def check(
@@ -59,7 +47,7 @@ def check(
     budget: float = BUDGET,
     name: str | None = None,
     audit: bool | None = None,
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
     lengths: Sequence[int] = (),
 ) -> Report:
@@ -83,15 +71,15 @@ def check(
     name, many = name or name_of(build), max(ranks, ranks_of(build))
     arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
-        return _report(Evidence(arguments, port, located, progress or silent))
+        return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
 def _report(evidence: Evidence) -> Report:
     """Run the stages whose conditions are met, and return the report that comes out."""
     with evidence.kept():
-        for stage in STAGES:
-            if all(is_met(evidence) for is_met in stage.conditions):
-                stage.run(evidence)
+        for run, *conditions in STAGES:
+            if all(is_met(evidence) for is_met in conditions):
+                run(evidence)
     return evidence.report
 
 
@@ -112,62 +100,27 @@ def _built_by(
 ) -> contextlib.AbstractContextManager[Port]:
     """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
     each of several `ranks`."""
-    if timeout is not None and ranks > 1:
-        return contextlib.closing(ranked_build(isolation.spec_of(build), timeout, ranks).loading(family))
     if timeout is not None:
-        return isolation.isolated(isolation.spec_of(build), timeout, family)
+        return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 
-def _group(evidence: Evidence) -> RankGroup:
-    assert evidence.group is not None
-    return evidence.group
-
-
-def run_one_rank(evidence: Evidence) -> None:
-    """Compare the ranks with one rank of the same code."""
-    arguments, group = evidence.arguments, _group(evidence)
-    how: dict[str, Any] = {"dtype": arguments.dtype, "logits_only": arguments.logits_only}
-    evidence.one_rank = against_one(group, evidence.build, arguments.probes, **how, progress=evidence.progress)
-
-
-def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, replicas that differ and, if all agree, what each rank drops in training."""
-    group, probes = _group(evidence), evidence.arguments.probes
-    assert evidence.one_rank is not None
-    evidence.report = with_ranks(evidence.report, evidence.one_rank, group.differing, probes)
-    if evidence.agrees():
-        first = next(iter(probes.values()))
-        evidence.report = with_dropout(evidence.report, group, built(evidence.build, first), first)
-
-
-def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader; given weights are those of one model, and have no variants."""
-    arguments, audited = evidence.arguments, audited_of(evidence.port)
-    is_loader = audited.model_type is not None
-    if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
-        evidence.add(not_compared=[NOT_AUDITED] if is_loader else [])
-        return
-    config = arguments.config or preset_called(arguments.name).resized()
-    evidence.report = with_audit(evidence.report, audited, config, evidence.progress, diverges=bool(arguments.audit))
-
-
-STAGES = (
-    Stage(run_one_rank, Evidence.is_on_ranks),
-    Stage(forward.run_probes),
-    Stage(forward.recognise_form),
-    Stage(forward.listen, Evidence.has_logits, Evidence.is_steady, Evidence.shows_taps),
-    Stage(forward.judge_answers, Evidence.has_logits),
-    Stage(forward.find_unsteady_line, Evidence.has_logits, Evidence.is_unsteady, Evidence.shows_taps),
-    Stage(forward.build_again, Evidence.has_logits, Evidence.is_steady),
-    Stage(forward.name_form, Evidence.has_other_form),
-    Stage(forward.end_forward_pass, Evidence.has_logits),
-    Stage(reach.call_at_other_sizes, Evidence.has_logits),
-    Stage(forward.explain_at_other_size, forward.is_explained_at_other_size),
-    Stage(offers.compare_offers, Evidence.has_logits),
-    Stage(forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
-    Stage(judge_ranks, Evidence.is_on_ranks),
-    Stage(audit_loader),
+STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
+    (ranks.run_one_rank, Evidence.is_on_ranks),
+    (forward.run_probes,),
+    (forward.recognise_form,),
+    (forward.listen, Evidence.has_logits, Evidence.is_steady, Evidence.shows_taps),
+    (forward.judge_answers, Evidence.has_logits),
+    (forward.find_unsteady_line, Evidence.has_logits, Evidence.is_unsteady, Evidence.shows_taps),
+    (forward.build_again, Evidence.has_logits, Evidence.is_steady),
+    (forward.name_form, Evidence.has_other_form),
+    (forward.end_forward_pass, Evidence.has_logits),
+    (reach.call_at_other_sizes, Evidence.has_logits),
+    (forward.explain_at_other_size, forward.is_explained_at_other_size),
+    (offers.compare_offers, Evidence.has_logits),
+    (forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
+    (ranks.judge_ranks, Evidence.is_on_ranks),
+    (audit_loader,),
 )
 """The stages of a check, in order, each with its conditions."""
 

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.checking.artefacts.checking import artefact_check
-from transparity_conformance.checking.artefacts.systems import OfCheckpoint
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
-from transparity_conformance.checking.ranks.group import ranked_build
-from transparity_conformance.checking.ranks.sizes import sized
 from transparity_conformance.checking.systems import (
     System,
+    artefact_system,
+    check_quantised,
     checkpoint_systems,
     family_systems,
     layer_systems,
+    sized,
     systems,
 )
 from transparity_conformance.checkpoints.importing import Checkpoint
-from transparity_conformance.diagnosis.judge import Located, Progress, untold
+from transparity_conformance.diagnosis.judge import Located, Progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
-from transparity_conformance.running.loading import UsageError
-from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
-from transparity_conformance.running.runtimes.runtime import runtime_of
+from transparity_conformance.running.loading import Limits, UsageError, require, runtime_of
+from transparity_conformance.running.process.child import checked_timeout
+from transparity_conformance.running.process.isolation import isolated_build
 
 Check = Callable[[System, Progress], Report]
 
@@ -63,7 +61,7 @@ class Options:
     budget: float = BUDGET
     sections: Sequence[str] = ()
     """Sections of the bundle that a program is given."""
-    located: Located = untold
+    located: Located = ignore_report
 
     @property
     def given(self) -> set[str]:
@@ -99,6 +97,8 @@ class Rule:
 
 OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; \
 give --checkpoint FOLDER and a PORT that is load(folder)."""
+OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
+OF_OWN = "{port} has weights of its own; give the folder of the checkpoint that it was made of, by --checkpoint FOLDER."
 OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or \
 --config FILE, whose max_length allows it."""
 OF_CHECKPOINT = "--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command."
@@ -111,6 +111,7 @@ OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
 
 RULES = (
     Rule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
+    Rule("--by-layer", OF_WHOLE, "ARTEFACT"),
     Rule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
     Rule("--length", OF_LENGTH, needs="--checkpoint --config"),
     Rule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
@@ -124,6 +125,7 @@ RULES = (
     Rule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
     Rule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),
     Rule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
+    Rule("ARTEFACT", OF_OWN, needs="--checkpoint"),
 )
 """Options that exclude each other, or need another."""
 
@@ -140,7 +142,11 @@ def checker(options: Options) -> Check:
     shared |= {"name": options.port, "audit": options.audit}
     runtime = runtime_of(options.port)
     if runtime is not None:
-        return artefact_check(options.port, runtime, timeout, shared)
+        require(options.port, runtime)
+    if runtime is not None and not runtime.module:
+        from transparity_conformance.checking.gguf.checking import GgufCheck
+
+        return GgufCheck(options.port, shared)
     return PortCheck(options.port, timeout, shared, options.adapter, options.ranks, tuple(options.length or ()))
 
 
@@ -159,11 +165,8 @@ class PortCheck:
         if adapter is not None:
             read_adapter(adapter)
         self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
-        given = None if adapter is None else str(adapter)
-        self.start = functools.partial(isolated_build, spec, timeout, given)
-        if ranks > 1:
-            self.start = functools.partial(ranked_build, spec, timeout, ranks, given)
-        self.build, self.options = self.start(), options
+        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter), ranks)
+        self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
@@ -173,30 +176,43 @@ class PortCheck:
         config = None if is_preset else system.config
         if self.ranks > 1 and is_drawn:
             config = sized(system.name, system.config, self.ranks)
-        options = {**self.options, "progress": progress, "lengths": self.lengths if system.is_asked else ()}
-        return check(build, system.name, config=config, parameters=system.parameters, **options)
+        asked = self.options["dtype"]
+        dtype, lengths = system.dtype or asked, self.lengths if system.is_asked else ()
+        options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
+        report = check(build, system.name, config=config, parameters=system.parameters, **options)
+        its = f"its weights are {dtype}, so it is compared within the budgets of {dtype}, and not of {asked}"
+        not_compared = (*system.not_compared, *report.not_compared)
+        return replace(report, not_compared=not_compared, notes=(*report.notes, *[its][: dtype != asked]))
+
+    def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
+        """The systems that a port is checked on with a checkpoint; an artefact, as far as it takes the calls."""
+        if not self.is_artefact:
+            yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
+            return
+        limits = Limits(**self.build.limits())
+        check_quantised(self.spec, limits)
+        yield artefact_system(checkpoint, limits)
 
     @property
     def arguments(self) -> int | None:
         """The number of arguments that the port needs: 1 of a loader, `load(folder)`; None if it cannot be known."""
         return required_arguments(signature_of(self.build))
 
-    def is_loader(self) -> bool:
-        """Return whether the port is a loader, by its signature; raise `UsageError` if it is no `build` either."""
-        if self.arguments not in (1, 2, None):
+    def is_loader(self, needed_by: str = "") -> bool:
+        """Return whether the port is a loader, by its signature; raise `UsageError` if an option needs one that it is
+        not, or it is no `build` either."""
+        count = self.arguments
+        if count not in (1, 2, None):
             raise UsageError(
-                f"{safe(self.spec)} takes {self.arguments} arguments; expected load(folder), with one, or "
+                f"{safe(self.spec)} takes {count} arguments; expected load(folder), with one, or "
                 "build(config, parameters), with two."
             )
-        return self.arguments == 1
-
-    def must_be_loader(self, option: str) -> None:
-        """Raise `UsageError` for a port that is no loader, which `option` needs."""
-        if not self.is_loader():
+        if needed_by and count != 1:
             raise UsageError(
-                f"{option} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
+                f"{needed_by} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
                 "build(config, parameters) by --preset, --config or --checkpoint."
             )
+        return count == 1
 
 
 def named_systems(options: Options) -> list[System]:
@@ -221,22 +237,15 @@ def chosen_systems(
     Raises `UsageError` for a port of another kind than they need.
     """
     if options.checkpoint is not None and "--by-layer" in options.given:
-        if not isinstance(check, PortCheck):
-            raise UsageError(
-                "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
-            )
-        check.must_be_loader("--by-layer")
+        assert isinstance(check, PortCheck)
+        check.is_loader("--by-layer")
         return layer_systems(options.checkpoint, options.head, options.layers)
-    checkpoint = None if options.checkpoint is None else imported(options.checkpoint, options.head)
-    if isinstance(check, OfCheckpoint):
-        return iter(list(check.systems(checkpoint)))
-    if checkpoint is not None:
-        is_loader = isinstance(check, PortCheck) and check.is_loader()
-        return iter(list(checkpoint_systems(checkpoint, for_loader=is_loader)))
+    if options.checkpoint is not None:
+        return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
     if isinstance(check, PortCheck) and check.has_adapter:  # a model takes what it likes, and no folder
-        return (dataclasses.replace(system, model_type=None) for system in named)
+        return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
-        check.must_be_loader("--family")
+        check.is_loader("--family")
     elif isinstance(check, PortCheck) and check.arguments == 1:
         raise UsageError(
             f"{safe(check.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity.errors import shown
-from transparity_conformance.checking.ranks.program import Beside, beside_one, run_ranks
-from transparity_conformance.checking.ranks.sizes import sized
+from transparity.errors import TransparityError, shown
 from transparity_conformance.checking.stages.evidence import LastReport
+from transparity_conformance.checking.stages.ranks import adding_ranks, compared
+from transparity_conformance.checking.systems import sized
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.exchange.bundle import Bundle
+from transparity_conformance.exchange.bundle import ACTUAL, Bundle
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.exchange.writing import export_bundle
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.isolation import TIMEOUT
-from transparity_conformance.running.process.program import Completed
+from transparity_conformance.running.process.child import TIMEOUT, Completed, run_together
+from transparity_conformance.running.process.joining import Differing
+from transparity_conformance.running.process.ranks import environments
 
 
 def check_command(
@@ -37,58 +43,53 @@ def check_command(
     progress: Progress | None = None,
     sections: Collection[str] = (),
     budget: float = BUDGET,
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
     """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
 
     Args:
         command: the program and its arguments, as for `run_command`.
-        name: the preset's name, or `config`.
-        config, dtype: the configuration that the program is checked on, and the precision that it computes in.
-        logits_only: compare the logits alone.
-        timeout: seconds that it has.
-        progress, budget, located: as for `check`.
-        ranks: the number of processes, each with its rank in the environment and with a file of its own to write.
+        name, config: the preset's name, or `config`; the configuration that the program is checked on.
+        dtype, logits_only, progress, budget, located: as for `check`.
+        timeout: seconds that the program has.
         sections: optional sections of its bundle.
+        ranks: the number of processes, each with its rank in the environment and with a file of its own to write.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
     config = sized(name, config, ranks) if ranks > 1 else config
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
-        (progress or silent)("running the program", 0, 1)
-        completed = run_ranks(command, Path(folder), ranks, timeout)
+        (progress or ignore_progress)("running the program", 0, 1)
+        run = functools.partial(_run, command, Path(folder), timeout)
+        completed = run(environments(ranks) if ranks > 1 else [{}])
         failure = next((each.failure for each in completed if each.failure), None)
-        outputs = _outputs(command, Completed(completed[0].actual, failure), bundle)
-        beside = beside_one(command, Path(folder), completed, outputs, bundle, timeout) if ranks > 1 else None
-    known = LastReport(located)
-    options: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "port": command}
-    options["ranks"] = ranks if beside and beside.is_sharding else 1
-    return _judged(bundle, outputs, failure, beside, known, options)
-
-
-def _judged(
-    bundle: Bundle,
-    outputs: Actual,
-    failure: str | None,
-    beside: Beside | None,
-    known: LastReport,
-    options: dict[str, Any],
-) -> Report:
-    """The report on what a program wrote, which cannot agree with a `failure`."""
+        outputs = _outputs(command, completed[0].actual, failure, bundle)
+        beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
+    known, judged_ranks = LastReport(located), ranks if beside and beside.ranks.one_rank != "agrees" else 1
+    how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": judged_ranks}
     with known.kept():
-        report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, **options)
-        report = report if beside is None else beside.added(report)
+        report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
+        report = report if beside is None else beside.added(report, bundle.probes)
     if failure is None:
         return report
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
-def _outputs(command: str, completed: Completed, bundle: Bundle) -> Actual:
+def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
+    """Run a program on the bundle in `folder`, once for each environment, each with a file of its own to write."""
+    copies = []
+    for rank, environment in enumerate(environments):
+        own = folder / f"{rank}-of-{len(environments)}"
+        own.mkdir()
+        copies.append((own / ACTUAL, environment))
+    return run_together(command, folder / "bundle", copies, timeout)
+
+
+def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
     """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
-    actual, failure = completed.actual, completed.failure
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} ended well" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -98,3 +99,54 @@ def _outputs(command: str, completed: Completed, bundle: Bundle) -> Actual:
         if failure is None:
             raise
         raise BundleError(f"{failure.removesuffix('.')}; {error}") from None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the ranks wrote beside each other, and beside one rank."""
+
+    ranks: Ranks
+    differing: Differing
+    without_file: Sequence[int]
+
+    def added(self, report: Report, probes: Mapping[str, Probe]) -> Report:
+        """Return the report with the comparison."""
+        report = adding_ranks(report, self.ranks, self.differing, probes)
+        absent = f"ranks {', '.join(map(str, self.without_file))}: they wrote no file"
+        return report.adding(not_compared=[absent] if self.without_file else [])
+
+
+def _beside_one(
+    run: Callable[[Sequence[Mapping[str, str]]], list[Completed]],
+    completed: Sequence[Completed],
+    outputs: Actual,
+    bundle: Bundle,
+) -> Beside:
+    """Compare what the first rank wrote with what the others wrote, and with what one rank writes.
+
+    Raises `BundleError` for a file of another rank that is none.
+    """
+    count, differing, probes = len(completed), Differing(), bundle.probes
+    wrote = [rank for rank, each in enumerate(completed) if os.path.lexists(each.actual)]
+    for rank in wrote[1:]:
+        _note(differing, outputs, read_actual(completed[rank].actual, bundle), rank)
+    (one,) = run(environments(1))
+    try:
+        if one.failure is not None:
+            raise TransparityError(one.failure)
+        alone = read_actual(one.actual, bundle)
+    except (TransparityError, OSError) as error:
+        ranks = Ranks(count, "inconclusive", reason=str(error))
+    else:
+        both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}
+        ranks = compared(count, both, alone, outputs, bundle.dtype)
+    return Beside(ranks, differing, [rank for rank in range(count) if rank not in wrote])
+
+
+def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:
+    """Compare the tensors of another rank with those of the first."""
+    for group in outputs.keys() & others.keys():
+        for name in outputs[group].keys() & others[group].keys():
+            ours, theirs = outputs[group][name], others[group][name]
+            if (apart := gap(theirs, ours)) > 0:
+                differing.note(name, (ours, theirs), apart, rank)

@@ -1,10 +1,18 @@
-"""The systems that a port is checked on: presets, a configuration in a file, or a checkpoint."""
+"""The systems that a port is checked on: presets, a configuration in a file, or a checkpoint.
+
+What an artefact fixes is put into the configuration of the reference, so that no call goes beyond it; each such field
+is a line of what is not compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
@@ -13,10 +21,14 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces, written
+from transparity_conformance.exchange.reading import read_config
 from transparity_conformance.identify.fitting.templates import templates
+from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
-from transparity_conformance.running.loading import UsageError
+from transparity_conformance.report.formatting import count
+from transparity_conformance.running.loading import HUB, Limits, UsageError, runtime_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +42,8 @@ class System:
     """The family of the folders that a loader is given; None: the port is a `build`."""
     dtype: str | None = None
     """The precision of an artefact of its own; None: the one that is asked for."""
+    not_compared: tuple[str, ...] = ()
+    """What an artefact fixes, each with the reason."""
 
     @property
     def is_asked(self) -> bool:
@@ -45,7 +59,7 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
-        yield System("config", _config_in(config))
+        yield System("config", read_config(config))
 
 
 def family_systems(names: Sequence[str]) -> Iterator[System]:
@@ -77,10 +91,8 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
-        elsewhere = (
-            "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
-        )
-        with written(piece, opened.model_type, elsewhere) as parameters:
+        others = "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
+        with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 
@@ -96,7 +108,7 @@ def layer_numbers(text: str) -> list[int]:
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
     """The configuration of a preset, at its probe size if `resized`, of a family's example, or in a file."""
     if label(name) == "config":
-        return _config_in(Path(name))
+        return read_config(Path(name))
     if name in templates() and name not in PRESETS:
         return templates()[name]
     if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
@@ -111,7 +123,135 @@ def label(name: str) -> str:
     return "config" if name.endswith(".json") else name
 
 
-def _config_in(path: Path) -> TransformerConfig:
-    from transparity_conformance.exchange.reading import read_config
+SEED = 5
 
-    return read_config(path)
+LEAST_OF_A_HEAD = 4
+"""Features of a head: two pairs that are rotated by different angles."""
+
+LEAST_OF_A_RANK = 2
+"""Heads of a rank: of one alone, an order of its own would not show."""
+
+
+def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
+    """The same system at the size of a probe whose heads, features, tokens and layers divide among `ranks`.
+
+    Grouped keys and values have a head for each rank, if they have more than one.
+    """
+    resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
+    small = resize()
+    heads = max(_multiple(small.num_heads, ranks), LEAST_OF_A_RANK * ranks)
+    sizes: dict[str, Any] = {"num_heads": heads}
+    if small.attention_head_dim is None:
+        sizes["embed_dim"] = heads * small.head_dim
+    if 1 < small.key_value_heads < small.num_heads:
+        sizes["num_key_value_heads"] = heads // math.ceil(heads / _multiple(small.key_value_heads, ranks))
+    wide = sizes.get("embed_dim", small.embed_dim)
+    sizes["feed_forward_dim"] = _multiple(max(1, small.feed_forward_dim * wide // small.embed_dim), ranks)
+    for name in ("source_vocab_size", "target_vocab_size", "num_encoder_layers", "num_decoder_layers"):
+        if (size := getattr(small, name)) is not None:
+            sizes[name] = _multiple(size, ranks)
+    return resize(**sizes)
+
+
+def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
+    """The system with every weight square, as `other_sizes` has it, in sizes that divide among ranks."""
+    heads = LEAST_OF_A_RANK * ranks
+    shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
+    width = LEAST_OF_A_HEAD * heads
+    sizes: dict[str, Any] = {"attention_head_dim": None, "embed_dim": width, "feed_forward_dim": width}
+    sizes["rotary_dim"] = None if config.rotary_dim is None else LEAST_OF_A_HEAD // 2
+    return config.with_sizes(num_heads=heads, num_key_value_heads=shared, **sizes)
+
+
+def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
+    """The probes of a port on `ranks`: sizes that the checker chose divide among them."""
+    made = dict(probes)
+    if ranks > 1 and "square" in made:
+        probe, first = made["square"], next(iter(made.values()))
+        sizes = square(first.config, ranks)
+        made["square"] = dataclasses.replace(probe, config=sizes, parameters=probe_parameters(sizes, SEED))
+    return made
+
+
+def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
+    """The configuration that is checked on `ranks`: the user's own, which is called `config`, as it is."""
+    return config if name == "config" else divisible(config, ranks)
+
+
+def _multiple(size: int, ranks: int) -> int:
+    return ranks * math.ceil(size / ranks)
+
+
+def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
+    """The checkpoint of a check: a hub folder that is the port is its own, unless another is given."""
+    runtime = runtime_of(port)
+    if checkpoint is not None or port is None or runtime is not HUB or any(others):
+        return checkpoint
+    return Path(port)
+
+
+def check_quantised(port: str, limits: Limits) -> None:
+    """Raise `UsageError` for an artefact whose weights are quantised."""
+    if limits.dtype == "int8":
+        raise UsageError(
+            f"{port} holds quantised weights: there is no budget for what that changes, so a mistake cannot be told "
+            "from it; check the graph before it is quantised, or a GGUF file, whose numbers are compared."
+        )
+
+
+def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
+    """The checkpoint with its weights, within the limits."""
+    config, parameters, lines = checkpoint.config, checkpoint.parameters, []
+    for narrow in (_masked, _typed, _short):
+        config, parameters, line = narrow(config, parameters, limits)
+        lines += [line] if line else []
+    if limits.batch is not None:
+        lines.append(f"batches: it fixes {count(limits.batch, 'row')}, so other batches are run in such parts")
+    dtype = limits.dtype if limits.dtype in HALF else None
+    return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
+
+
+Narrowed = tuple[TransformerConfig, Arrays, str]
+
+
+def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
+    """Mark padding by the mask that the artefact takes, or have none; positions that count tokens go by the token."""
+    if config.reads_pixels or config.reads_frames:
+        return config, parameters, ""
+    if limits.has_mask:
+        by_mask = (
+            config if config.position_count == "visible" else dataclasses.replace(config, padding="attention-mask")
+        )
+        return by_mask, parameters, ""
+    plain: dict[str, Any] = {"padding": "token", "pad_id": None, "target_mask": "causal"}
+    return dataclasses.replace(config, **plain), parameters, "padding: it takes no attention_mask"
+
+
+def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
+    """Without types of tokens among the inputs, the first is that of every token: it is a part of their embeddings."""
+    if limits.has_token_types or not config.num_token_types:
+        return config, parameters, ""
+    stack = config.stacks[0]
+    types, tokens = f"{stack}.token_type_embedding.weight", f"{stack}.token_embedding.weight"
+    kept = {name: value for name, value in parameters.items() if name != types}
+    kept[tokens] = parameters[tokens] + parameters[types][0]
+    return dataclasses.replace(config, num_token_types=0), kept, "token types: it takes none, so all are the first"
+
+
+def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
+    """Sequences no longer than the length that the artefact fixes."""
+    length = limits.length
+    if length is None:
+        return config, parameters, ""
+    if config.has_encoder and not limits.has_mask and not config.reads_frames:
+        raise UsageError(
+            f"The graph fixes {count(length, 'token')} and takes no attention_mask, so no shorter sequence can be "
+            "given to it; export it with its mask, or with a length that is free."
+        )
+    longest = min(length, config.max_length)
+    audio = {"encoder.position_embedding.weight"} if config.reads_frames else set()
+    tables = {name for name in parameters if name.endswith("position_embedding.weight")} - audio
+    beyond = config.max_length - longest
+    cut = {name: value[: len(value) - beyond] if name in tables else value for name, value in parameters.items()}
+    line = f"lengths above {length}: it fixes {count(length, 'token')}; shorter sequences are padded on the right"
+    return dataclasses.replace(config, max_length=longest), cut, line

@@ -30,7 +30,7 @@ from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Measured, Report, Verdict
 
-__all__ = ["Actual", "Located", "Progress", "judge", "silent"]
+__all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
 """Receives the report on a port that diverges, with its places, before their causes are sought."""
@@ -39,11 +39,11 @@ Actual = Mapping[str, Mapping[str, np.ndarray]]
 """The port's activations, by probe and tap."""
 
 
-def silent(stage: str, done: int, total: int) -> None:
+def ignore_progress(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-def untold(report: Report) -> None:
+def ignore_report(report: Report) -> None:
     """Tell nobody where a port diverges."""
 
 
@@ -59,7 +59,7 @@ def judge(
     not_compared: tuple[str, ...] = (),
     repeated: ClaimResult | None = None,
     clock: Clock | None = None,
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
     needs_logits: bool = True,
 ) -> Report:
@@ -76,7 +76,7 @@ def judge(
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
     with np.errstate(all="ignore"):  # a port may return any number
-        results, missing = _compare(probes, actual, dtype, logits_only, progress or silent, needs_logits)
+        results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
         measured = tuple(_measured(results.values(), dtype))
         claims = (*_claims(measured), *((repeated,) if repeated else ()), *other_convention(results))
         shared = {"claims": claims, "measured": measured, "dtype": dtype, "port": port}
@@ -85,7 +85,7 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        search = _Search(progress or silent, clock or Clock(BUDGET, progress), located, ranks)
+        search = _Search(progress or ignore_progress, clock or Clock(BUDGET, progress), located, ranks)
         return _verdict(report, results, measured, dtype, _is_complete(probes, results, dtype), search)
 
 

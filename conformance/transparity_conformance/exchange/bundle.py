@@ -21,7 +21,7 @@ from transparity_conformance.exchange.sections import Section
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
-from transparity_conformance.running.inputs import with_mask
+from transparity_conformance.running.inputs import add_mask
 
 ACTUAL = "actual.safetensors"
 
@@ -66,7 +66,7 @@ class Bundle:
 
     def inputs(self, probe: Probe) -> Arrays:
         """The inputs of a probe as the bundle has them: beside a checkpoint, with the mask that a tokenizer gives."""
-        return dict(probe.inputs) if self.has_weights else with_mask(probe.inputs, self.config)
+        return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
         """A probe in the manifest, without its budgets."""

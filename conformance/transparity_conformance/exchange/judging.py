@@ -15,7 +15,7 @@ from transparity_conformance.capabilities.capability import Answers, Capability,
 from transparity_conformance.capabilities.compare import why_not
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, judge, silent, untold
+from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report, judge
 from transparity_conformance.diagnosis.reach.coverage import covered
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.exchange.bundle import LAYER, Bundle
@@ -73,7 +73,7 @@ def judge_bundle(
     stopped: bool = False,
     budget: float = BUDGET,
     port: str = "",
-    located: Located = untold,
+    located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
     """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`.
@@ -83,7 +83,7 @@ def judge_bundle(
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
         taps = {key: _without_answers(bundle, key, of) for key, of in taps.items() if "logits" in of}
-    probes = {key: lean(probe, taps.get(key, ()), progress or silent) for key, probe in bundle.probes.items()}
+    probes = {key: lean(probe, taps.get(key, ()), progress or ignore_progress) for key, probe in bundle.probes.items()}
     with np.errstate(all="ignore"):  # a port may return any number
         report = judge(
             bundle.name,

@@ -23,7 +23,7 @@ from transparity.limits.files import is_folder
 from transparity.limits.stored import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
-from transparity_conformance.diagnosis.judge import Actual, Progress, silent
+from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress
 from transparity_conformance.exchange.bundle import Bundle, check_name
 from transparity_conformance.exchange.manifest import (
     CHECKPOINT,
@@ -40,7 +40,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 
-def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = silent) -> Bundle:
+def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
     """The bundle in `folder`; raises `TransparityError`, in one sentence, for anything that is not as it should be.
 
     Args:

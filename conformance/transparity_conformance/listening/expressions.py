@@ -107,33 +107,36 @@ class _Reporting(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
-        node.left, left = self._operand(node.left)
-        node.right, right = self._operand(node.right)
-        return _value(node, "operator", OPERATORS.get(type(node.op), "operator"), [left, right])
+        return self._wrapped(node, "operator", OPERATORS.get(type(node.op), "operator"), "left", "right")
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return self.generic_visit(node)
-        node.operand, operand = self._operand(node.operand)
-        return _value(node, "operator", OPERATORS[type(node.op)], [operand])
+        return self._wrapped(node, "operator", OPERATORS[type(node.op)], "operand")
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        node.left, left = self._operand(node.left)
-        node.comparators, rest = self._operands(node.comparators)
-        return _value(node, "comparison", "compare", [left, *rest])
+        return self._wrapped(node, "comparison", "compare", "left", "comparators")
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
-        node.value, value = self._operand(node.value)
         node.slice = self.visit(node.slice)
-        return _value(node, "subscript", "getitem", [value])
+        return self._wrapped(node, "subscript", "getitem", "value")
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
-        node.value, value = self._operand(node.value)
-        return _value(node, "attribute", node.attr, [value])
+        return self._wrapped(node, "attribute", node.attr, "value")
+
+    def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
+        """The expression that reports its operands, which are in its fields, and its value."""
+        numbers: list[int] = []
+        for field in fields:
+            found = getattr(node, field)
+            changed, more = self._operands(found if isinstance(found, list) else [found])
+            setattr(node, field, changed if isinstance(found, list) else changed[0])
+            numbers += more
+        return _value(node, kind, name, numbers)
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = ""

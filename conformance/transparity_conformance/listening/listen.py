@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -52,7 +52,10 @@ def listen(
     if framework is not None and framework not in LISTENERS:
         raise TransparityError(f"The framework is {shown(framework)}; expected one of {', '.join(LISTENERS)}, or None.")
     record = Record(largest, whole_numbers=whole_numbers)
-    with _listening(record, framework, rehearsal or call):
+    with contextlib.ExitStack() as stack:
+        for name, (module, listening) in LISTENERS.items():
+            if framework in (None, name) and module in sys.modules:
+                stack.enter_context(listening(record, rehearsal or call))
         result = source.run(call)
     return result, _inside(record.operations)
 
@@ -62,22 +65,11 @@ def _inside(operations: list[Operation]) -> list[Operation]:
     installed package, this package is the model, and its lines come first."""
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))
-    inside = {index: _lines_inside(each) for index, each in enumerate(operations) if each.stack == stack}
+    inside: dict[int, tuple[Source, ...]] = {
+        index: getattr(each.stack, "inside", ()) for index, each in enumerate(operations) if each.stack == stack
+    }
     if 2 * count <= len(operations) or len({lines[:1] for lines in inside.values()}) < 2:
         return operations
     return [
         dataclasses.replace(each, stack=(*inside.get(index, ()), *each.stack)) for index, each in enumerate(operations)
     ]
-
-
-def _lines_inside(operation: Operation) -> tuple[Source, ...]:
-    return operation.stack.inside if isinstance(operation.stack, source.Lines) else ()
-
-
-@contextlib.contextmanager
-def _listening(record: Record, framework: str | None, call: Callable[[], Any]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name, (module, listening) in LISTENERS.items():
-            if framework in (None, name) and module in sys.modules:
-                stack.enter_context(listening(record, call))
-        yield

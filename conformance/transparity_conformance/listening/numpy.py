@@ -54,7 +54,7 @@ PLAIN = frozenset([float, int, bool, str, bytes])
 LAZY = frozenset([GeneratorType, map])
 """Types of what yields its items when they are used."""
 
-LONGEST = 256
+LONGEST_LIST = 256
 """Items of a list among operands that may be arrays; longer ones are tokens."""
 
 _active: list[_Listener] = []
@@ -215,7 +215,7 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
     """The arrays in an operand or a value, with NumPy's scalars."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
-    elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST:
+    elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:
         for item in value:
             yield from _arrays(item, depth - 1)
 

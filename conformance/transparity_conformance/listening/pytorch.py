@@ -70,7 +70,8 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = _given(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
-    views = {place.owner for place in read} if _is_view(func) else set()
+    returns_given = any(returned.alias_info is not None for returned in func._schema.returns)
+    views = {place.owner for place in read} if returns_given and not func._schema.is_mutable else set()
     for place in read:
         if place.owner not in views and place not in writes:
             record.settle(place, numbers)
@@ -106,11 +107,6 @@ def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[d
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
     ]
     return given, written
-
-
-def _is_view(func: Any) -> bool:
-    """Return whether an operation returns memory that it was given."""
-    return any(returned.alias_info is not None for returned in func._schema.returns) and not func._schema.is_mutable
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -196,16 +192,10 @@ def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None
     while waiting and not kept.all() and added[kept].any():
         index = waiting.pop(0)
         value = torch.from_numpy(record.operations[index].value)
-        if value.min() > EXACT_MASK_BELOW and _is_broadcast(value.shape, added.shape):
-            bias = value.broadcast_to(added.shape)
-            if torch.equal(bias[kept], added[kept]):
-                return bias, index
+        if value.min() > EXACT_MASK_BELOW:
+            with contextlib.suppress(RuntimeError):  # of another shape
+                bias = value.broadcast_to(added.shape)
+                if torch.equal(bias[kept], added[kept]):
+                    return bias, index
         waiting += record.operations[index].inputs
     return None
-
-
-def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, to) == to
-    except ValueError:
-        return False

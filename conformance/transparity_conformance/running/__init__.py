@@ -1,1 +1,1 @@
-"""Run a stranger's code: in process, supervised, by its loader or by its usual runtime."""
+"""Run a port: in process, supervised, by its loader or by its usual runtime."""

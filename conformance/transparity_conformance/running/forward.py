@@ -12,10 +12,11 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
-from transparity_conformance.running.answers import answer_in
 from transparity_conformance.running.frameworks.modules import kind_of
 from transparity_conformance.running.inputs import (
     Array,
+    add_mask,
+    answer_in,
     arguments,
     arrays,
     completed,
@@ -23,7 +24,6 @@ from transparity_conformance.running.inputs import (
     input_names,
     is_instance,
     takes_of,
-    with_mask,
 )
 
 
@@ -71,7 +71,7 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     whole = completed(model, takes, array, without_gradients)
 
     def with_graph(**inputs: np.ndarray) -> Any:
-        args, named = arguments(with_mask(inputs, config), config, names)
+        args, named = arguments(add_mask(inputs, config), config, names)
         return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
 
     def forward(**inputs: np.ndarray) -> Any:

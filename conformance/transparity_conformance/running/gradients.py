@@ -7,7 +7,9 @@ for among the rows and the columns of all parameters, so that transposed, fused 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,8 @@ from transparity.parameters import is_learned, parameter_shapes
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.checkpoints.importing import Opened, open_checkpoint, parts_in
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.answers import answer_in
 from transparity_conformance.running.frameworks.modules import module_in
-from transparity_conformance.running.inputs import is_instance
-from transparity_conformance.running.rows import Located, found_by_rows
+from transparity_conformance.running.inputs import answer_in, is_instance
 
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
@@ -63,15 +63,8 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
-
-    Args:
-        called: the forward pass, with a graph, of a module like the given one.
-        module: a `flax.nnx.Module`.
-        config: the model's.
-        targets: token ids, as many as there are logits.
-        tokens: the inputs.
-    """
+    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`; `called`: the forward pass, with a graph, of
+    a module like the given one."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -87,14 +80,10 @@ def in_flax(
         chosen = jnp.take_along_axis(rows, jnp.where(counts, given, 0)[:, None], axis=1)[:, 0]
         return -jnp.where(counts, chosen, 0).sum() / counts.sum()
 
-    return _of_state(parameters), _of_state(jax.grad(loss)(parameters))
+    def by_path(state: Any) -> Arrays:
+        return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
 
-
-def _of_state(state: Any) -> Arrays:
-    """The arrays of a state by their paths, with points between the parts."""
-    from flax import nnx
-
-    return {".".join(map(str, path)): as_numbers(each.get_value()) for path, each in nnx.to_flat_state(state)}
+    return by_path(parameters), by_path(jax.grad(loss)(parameters))
 
 
 ROWS_COMPARED = 16
@@ -105,7 +94,7 @@ FROZEN = "the model's parameter needs no gradient"
 UNKNOWN = "no parameter of the model has its name in the folder, or its numbers"
 
 
-def with_gradients(
+def offer_gradients(
     forward: Callable[..., Any],
     model: Any,
     folder: Path,
@@ -174,23 +163,122 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
         same = [name for name in alike if places[name].shape == tensor.shape]
         if len(same) == 1 and np.array_equal(places[same[0]][:ROWS_COMPARED], tensor[:ROWS_COMPARED]):
             named[theirs] = same[0]
-    found = {}
+    others, found = [name for name in places if name not in named.values()], {}
     for theirs, name in named.items():
-        copies = [other for other in places if other not in named.values() and _is_copy(places[other], places[name])]
-        found[theirs] = Located((name, *copies), functools.partial(_sum_of, (name, *copies)))
+        names = (name, *(other for other in others if _is_copy(places[other], places[name])))
+        found[theirs] = Located(names, functools.partial(_sum_of, names))
     return found
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two matrices are equal; a few rows tell that most are not."""
-    return (
-        one.ndim == 2
-        and one.shape == other.shape
-        and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
-        and np.array_equal(one, other)
-    )
+    is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
+    return is_near and np.array_equal(one, other)
 
 
 def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    first, *others = (gradients[name] for name in names)
-    return sum(others, first)
+    return np.sum([gradients[name] for name in names], axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """A tensor in terms of those of the other model."""
+
+    names: tuple[str, ...]
+    take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    """Take it from tensors like those."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The rows, or the columns, of a tensor seen as a matrix; a vector is one row."""
+
+    name: str
+    matrix: tuple[int, int]
+    is_columns: bool
+    hashes: np.ndarray
+    """One number for each line, equal for equal ones."""
+
+    def of(self, tensor: np.ndarray) -> np.ndarray:
+        """The lines of a tensor of its shape: (lines, numbers)."""
+        rows = tensor.reshape(self.matrix)
+        return rows.T if self.is_columns else rows
+
+
+def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
+    """How to take each `wanted` tensor from tensors like those `given`, if they have all its numbers in one place.
+
+    A tensor is found as a whole, or line by line if none of its lines is in two places.
+    """
+    vectors = {value.size for value in wanted.values() if value.ndim == 1}
+    every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
+    if not every:
+        return {}
+    owners = np.repeat(np.arange(len(every)), [len(each.hashes) for each in every])
+    indices = np.concatenate([np.arange(len(each.hashes)) for each in every])
+    hashes = np.concatenate([each.hashes for each in every])
+    unique, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+
+    def located(own: list[Lines], shape: tuple[int, ...]) -> Located | None:
+        for lines in own:
+            whole = [each for each in every if np.array_equal(each.hashes, lines.hashes)]
+            if len({each.name for each in whole}) == 1:
+                return _whole(whole[0], lines, shape)
+        for lines in own:
+            at = np.minimum(np.searchsorted(unique, lines.hashes), len(unique) - 1)
+            if np.array_equal(unique[at], lines.hashes) and (counts[at] == 1).all():
+                return _in_parts(every, owners[first[at]], indices[first[at]], lines, shape)
+        return None
+
+    found = {name: located(_lines(name, value), value.shape) for name, value in wanted.items()}
+    return {name: taken for name, taken in found.items() if taken is not None}
+
+
+def _whole(place: Lines, own: Lines, shape: tuple[int, ...]) -> Located:
+    return Located((place.name,), lambda tensors: _shaped(place.of(tensors[place.name]), own, shape))
+
+
+def _in_parts(
+    every: list[Lines], owners: np.ndarray, indices: np.ndarray, own: Lines, shape: tuple[int, ...]
+) -> Located:
+    def take(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        parts = {owner: every[owner].of(tensors[every[owner].name]) for owner in np.unique(owners)}
+        found = [parts[owner][index] for owner, index in zip(owners, indices, strict=True)]
+        return _shaped(np.stack(found), own, shape)
+
+    return Located(tuple(dict.fromkeys(every[owner].name for owner in np.unique(owners))), take)
+
+
+def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray:
+    return (lines.T if own.is_columns else lines).reshape(shape)
+
+
+def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
+    """Its lines in all matrices that it is: one of three axes (embed, heads, head_dim) is two.
+
+    One of several axes with as many numbers as a wanted vector may be that.
+    """
+    found = []
+    for matrix in dict.fromkeys(_matrices(tensor, vectors)):
+        rows = tensor.reshape(matrix)
+        found.append(Lines(name, matrix, False, _hashes(rows)))
+        if matrix[0] > 1:
+            found.append(Lines(name, matrix, True, _hashes(rows.T)))
+    return found
+
+
+def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[int, int]]:
+    if tensor.size and (tensor.ndim == 1 or tensor.size in vectors):
+        yield 1, tensor.size
+    for axis in range(1, tensor.ndim if tensor.size and tensor.ndim in (2, 3) else 0):
+        yield math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis:])
+
+
+def _hashes(rows: np.ndarray) -> np.ndarray:
+    """One number for each row (rows, numbers), the same for equal ones in any memory order."""
+    factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
+    found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
+    for begin in range(0, len(rows), size):
+        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # of −0, too
+        found[begin : begin + size] = (some.view(np.uint32).astype(np.uint64) * factors).sum(1)
+    return found

@@ -1,4 +1,4 @@
-"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`.
+"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`, and that of transformers.
 
 A folder as a hub keeps it (config.json, model.safetensors) is written for every model that is checked, the loader reads
 it, and the model is called with token ids in the arrays of its own framework. Nothing in the port is adapted.
@@ -25,16 +25,14 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.capabilities.port_calls import (
-    PortCallError,
-    PortError,
-    call_port,
-)
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.editing import Edit, edit_folder
 from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.report.text import SENTENCE, safe
+from transparity_conformance.checkpoints.reading import read_fields
+from transparity_conformance.report.text import SENTENCE, reason, safe
 from transparity_conformance.running.forward import called, forward_of
-from transparity_conformance.running.gradients import with_gradients
+from transparity_conformance.running.gradients import offer_gradients
+from transparity_conformance.running.loading import Limits, LoadError
 
 
 class HubBuild:
@@ -61,29 +59,26 @@ class HubBuild:
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | str, **options: Any
     ) -> Callable[..., Any]:
         if isinstance(parameters, str):
-            return self._loaded_from(Path(parameters), config, options)
+            return self._loaded(Path(parameters), config, options)
         folder = Path(tempfile.mkdtemp(dir=self.root))
         try:
             export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
-        forward = self._loaded_from(folder, config, options)
+        forward = self._loaded(folder, config, options)
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
         return forward
 
-    def _loaded_from(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
         try:
-            return self._loaded(folder, config, options)
+            if self.edit is None:
+                model = call_port(self.load, str(folder), **options)
+                return offer_gradients(forward_of(model, config), model, folder, config, called)
+            edit_folder(folder, self.edit)
+            with seeded(self.edit.seed), recorded_messages() as said:
+                forward = forward_of(call_port(self.load, str(folder), **options), config)
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
-
-    def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
-        if self.edit is None:
-            model = call_port(self.load, str(folder), **options)
-            return with_gradients(forward_of(model, config), model, folder, config, called)
-        edit_folder(folder, self.edit)
-        with seeded(self.edit.seed), recorded_messages() as said:
-            forward = forward_of(call_port(self.load, str(folder), **options), config)
         if self.edit.without is not None and (line := said.line_about(self.edit.without)):
             raise PortError(f"load(folder) says: {line}.")
         return forward
@@ -125,7 +120,7 @@ def _about(name: str) -> re.Pattern[str]:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - a stranger's arguments may not fit its message
+    except Exception:  # noqa: BLE001 - the arguments of a port may not fit its message
         return str(record.msg)
 
 
@@ -168,3 +163,53 @@ def seeded(seed: int) -> Iterator[None]:
         legacy.set_state(kept[1])
         if torch is not None:
             torch.random.set_rng_state(kept[2])
+
+
+class HubModel:
+    """A hub's folder with config.json and safetensors, run by transformers."""
+
+    limits = Limits()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(
+        self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
+    ) -> Callable[..., Any]:
+        """The forward pass of the model in `dtype`."""
+        import torch
+        import transformers
+
+        named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+        kind = _class_of(config)
+        if config.head == "classes":  # of texts or of images
+            kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
+        try:
+            model = call_port(kind.from_pretrained, str(self.folder), **named)
+        except PortCallError as error:
+            raised = error.__cause__ or error
+            raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None
+        return forward_of(model, config)
+
+
+def load(path: Path) -> HubModel:
+    """Open a folder: its config.json is read, and its weights once it is built."""
+    import transformers
+
+    read_fields(path)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return HubModel(path)
+
+
+def _class_of(config: TransformerConfig) -> Any:
+    """The class of transformers for what the model answers with."""
+    import transformers as of
+
+    if config.head != "logits":
+        return of.AutoModelForSequenceClassification if config.head == "classes" else of.AutoModel
+    if config.architecture == "encoder":
+        return of.AutoModelForMaskedLM
+    if config.reads_frames:
+        return of.AutoModelForSpeechSeq2Seq
+    return of.AutoModelForCausalLM if config.architecture == "decoder" else of.AutoModelForSeq2SeqLM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.errors import shown
+from transparity.limits.stored import OnDisk
+from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 
 Array = Callable[[np.ndarray], Any]
@@ -28,7 +32,7 @@ NAMES = {
 """The names under which a model may take each input of ours."""
 
 
-def with_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
     """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs
@@ -113,15 +117,10 @@ def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.A
             return torch.from_numpy(np.array(value, np.int64)).to(first.device)
 
         return tensor, torch.no_grad
-    if framework == "jax":
-        import jax.numpy as jnp
-
-        return lambda value: jnp.asarray(value, None if value.dtype.kind == "f" else jnp.int32), contextlib.nullcontext
-    if framework == "mlx":
-        import mlx.core as mx
-
-        return lambda value: mx.array(
-            np.asarray(value, None if value.dtype.kind == "f" else np.int32)
+    if framework in ("jax", "mlx"):
+        module = importlib.import_module({"jax": "jax.numpy", "mlx": "mlx.core"}[framework])
+        return lambda value: module.array(
+            value if value.dtype.kind == "f" else value.astype(np.int32)
         ), contextlib.nullcontext
     return np.array, contextlib.nullcontext
 
@@ -214,3 +213,57 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     if len(required) == 2:
         return {"source": required[0], "target": required[1]} | further
     return {"tokens": plain[0]} | further
+
+
+OUTPUTS = {
+    "": ("logits", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state"),
+    "logits": ("logits",),
+    "hidden": ("last_hidden_state", "logits"),
+    "pooled": ("pooler_output", "logits"),
+    "classes": ("logits", "text_embeds", "image_embeds"),
+}
+"""The attributes of an output object by the head of the model, empty if it is unknown; the first that it has counts."""
+
+
+def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
+    """The taps that a forward pass returned, by name; values are not read.
+
+    Args:
+        returned: an object with `.logits` (`.last_hidden_state`, `.pooler_output` for a model without logits), a dict
+            of taps, a tuple or a list whose first item is the logits, or the logits, as an array of any framework.
+        config: the model's; its head decides which output of an object counts.
+    """
+    for name in OUTPUTS[config.head]:
+        found = getattr(returned, name, None)
+        if found is not None and not callable(found):
+            return {"logits": found}
+    if isinstance(returned, Mapping):
+        return returned if isinstance(returned, OnDisk) else dict(returned)
+    if isinstance(returned, tuple | list) and returned and _is_sequence_of_outputs(returned, config):
+        return {"logits": returned[0]}
+    return {"logits": returned}
+
+
+def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
+    """Return whether the first item is the whole answer, and not its first row."""
+    axes = 2 if config.is_pooled else 3
+    return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
+
+
+def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all taps of a call, by name."""
+    return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
+
+
+def answer_in(returned: Any) -> Any:
+    """The logits, or hidden states, in what a model returned; raises `PortError` if there are none."""
+    found = returned
+    if isinstance(returned, Mapping):
+        found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)
+    else:
+        had = (getattr(returned, name, None) for name in OUTPUTS[""])
+        found = next((each for each in had if each is not None), returned)
+    found = found[0] if isinstance(found, tuple | list) and found else found
+    if not hasattr(found, "shape") or not hasattr(found, "dtype"):
+        raise PortError(f"The model returned {shown(returned)}; expected an array of logits.")
+    return found

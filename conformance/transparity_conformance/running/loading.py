@@ -1,4 +1,8 @@
-"""Ports by name: `path/to/file.py:build` or `package.module:build`."""
+"""Ports by name: `path/to/file.py:build` or `package.module:build`, or an artefact, which its usual runtime runs.
+
+An artefact is opened in the process of the port. It is a `build(config, parameters)` like any port, but its weights are
+its own, and it tells what it fixes of its calls.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,18 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from transparity.errors import TransparityError, shown
-from transparity.limits.files import file_size, is_file
+from transparity.limits.files import file_size, is_file, is_folder
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.files import LARGEST_JSON
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import VALUE, safe
 
 
@@ -98,3 +106,76 @@ def _describe(error: PortCallError) -> str:
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
     return str(error)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The calls that an artefact takes."""
+
+    has_mask: bool = True
+    """Whether an attention mask is among its inputs."""
+    has_token_types: bool = True
+    batch: int | None = None
+    """The rows of every call, where it fixes them; other batches are run in such parts."""
+    length: int | None = None
+    """The tokens of every row, where it fixes them; shorter rows are padded on the right."""
+    dtype: str = ""
+    """The dtype of its weights; `int8` for those of a few bits, empty if its files do not tell."""
+
+
+class Listened:
+    """A forward pass that tells its operations itself."""
+
+    def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
+        """The result and the operations, whose values have at most `largest` bytes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One kind of artefact, and what runs it."""
+
+    module: str
+    """The module in this package whose `load(path)` returns a `build` with `limits`; empty for a GGUF file, which is
+    read and compared, and not run."""
+    package: str
+    extra: str
+    """The extra of this project that installs `package`."""
+
+
+RUNTIMES = {
+    ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
+    ".gguf": Runtime("", "gguf", "gguf"),
+}
+"""The runtimes of files, by suffix."""
+
+HUB = Runtime("hub", "transformers", "hub")
+"""The runtime of a folder, which has a configuration of its own: it needs no checkpoint that it was made of."""
+
+ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
+"""The two files of an encoder-decoder in one folder."""
+
+
+def runtime_of(port: str | None) -> Runtime | None:
+    """The runtime of the artefact that `port` names; None if it is a function, `file.py:build`, or nothing."""
+    if port is None:
+        return None
+    path = Path(port)
+    if path.suffix.lower() in RUNTIMES or not is_folder(path):
+        return RUNTIMES.get(path.suffix.lower())
+    return RUNTIMES[".onnx"] if is_file(path / ENCODER) and is_file(path / DECODER) else HUB
+
+
+def load_artefact(port: str, runtime: Runtime) -> Any:
+    """Open an artefact; raises `LoadError` if its runtime is not installed, or cannot read it."""
+    require(port, runtime)
+    return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
+
+
+def require(port: str, runtime: Runtime) -> None:
+    """Raise `LoadError` if the package that runs an artefact is not installed."""
+    if importlib.util.find_spec(runtime.package) is None:
+        raise LoadError(
+            f"{port} needs {runtime.package}, which is not installed: python -m pip install "
+            f'"transparity[{runtime.extra}]".'
+        )

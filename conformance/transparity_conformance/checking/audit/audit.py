@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checking.audit.audited import Audited
-from transparity_conformance.checking.audit.fields import audited_fields
+from transparity.presets import preset as preset_called
+from transparity_conformance.checking.audit.fields import Audited, audited_fields, audited_of
 from transparity_conformance.checking.audit.tensors import audited_tensors, missed_in_variants
+from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.report.audit.result import CAUSES, Audit, AuditedField, AuditedTensor
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
-from transparity_conformance.running.process.running import told_dtype
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, known_so_far
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
 """The ids of the two claims."""
 
 AFTER = "field by field: the forward pass has to agree first"
 
+NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
+
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
     """Audit the tensors of a port and, if its forward pass agrees (`with_fields`), the fields of its configuration."""
     began = time.monotonic()
-    of_dtype = dataclasses.replace(port, edited=lambda edit: told_dtype(port.edited(edit), dtype))
-    options = (of_dtype, config, dtype, progress)
+    options = (port, config, dtype, progress)
     tensors = tuple(audited_tensors(*options))
     if not with_fields:
         return Audit((), tensors, port.files, time.monotonic() - began)
@@ -36,35 +36,26 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
     return Audit(fields, tensors + further, port.files, time.monotonic() - began)
 
 
-def with_audit(
-    report: Report, port: Audited, config: TransformerConfig, progress: Progress, *, diverges: bool
-) -> Report:
-    """The report with the audit of a port; what it finds is listed, and a divergence only if it `diverges`.
+def audit_loader(evidence: Evidence) -> None:
+    """Audit the fields and tensors of a loader; what it does not follow is listed, and diverges only if that was asked.
 
-    Code for one model has settings built in, and is right with them.
+    Given weights are those of one model, and have no variants. Code for one model has settings built in, and is right
+    with them.
     """
+    arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
+    is_loader = port.model_type is not None
+    if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
+        evidence.add(not_compared=[NOT_AUDITED] if is_loader else [])
+        return
+    config = arguments.config or preset_called(arguments.name).resized()
     is_right = report.verdict != "diverges"
     with known_so_far(report.verdict, report.first_divergence):
-        audit = audited(port, config, report.dtype, progress, with_fields=is_right)
-    of_fields, of_tensors = list(_faults(audit, audit.fields)), list(_faults(audit, audit.tensors))
+        audit = audited(port, config, report.dtype, evidence.progress, with_fields=is_right)
     missing = [f"{port.files[0]}, {AFTER}"] * (not is_right) + list(_not_compared(audit))
-    not_compared = (*report.not_compared, *missing)
-    if not diverges:
-        return dataclasses.replace(report, audit=audit, not_compared=not_compared)
-    faults = (*of_fields, *of_tensors)
-    return dataclasses.replace(
-        report,
-        audit=audit,
-        verdict="diverges" if faults else report.verdict,
-        first_divergence=report.first_divergence or next((fault.where for fault in faults), None),
-        faults=(*report.faults, *faults),
-        claims=(
-            *report.claims,
-            *_claims(FIELDS, of_fields, audit.fields),
-            *_claims(TENSORS, of_tensors, audit.tensors),
-        ),
-        not_compared=not_compared,
-    )
+    evidence.add(audit=audit, not_compared=missing)
+    for name, parts in ((FIELDS, audit.fields), (TENSORS, audit.tensors)) if arguments.audit else ():
+        faults = list(_faults(audit, parts))
+        evidence.add(*faults, claims=_claims(name, faults, parts))
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:

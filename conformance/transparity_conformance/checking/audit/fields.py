@@ -1,4 +1,4 @@
-"""The audit of a configuration: the port has to change exactly where the reference does."""
+"""The audit of a configuration: a port, built with a change, has to change exactly where the reference does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,23 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, shown
 from transparity.parameters import parameter_shapes
-from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
-from transparity_conformance.checking.audit.audited import Audited
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.variants import Changed, Variant, variants_of
+from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
 from transparity_conformance.oracle.reach.models import LogitsOracle
 from transparity_conformance.report.audit.result import AuditedField
 from transparity_conformance.report.comparison import gap, share
-from transparity_conformance.running.process.running import Port, built, run
+from transparity_conformance.running.hub import HubBuild, seeded
+from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
 """Tokens of the source and of the target: beyond every window, bucket and original length of a variant."""
-
-KEPT = 4
-"""Models whose calls stay in memory."""
 
 ROWS = [0, 1, 3]
 """Rows of mixed inputs in which every query sees a token: all different, padding on the right, padding inside."""
@@ -55,6 +56,21 @@ class AuditProbe(Probe):
         """Return whether logits differ by more than rounding from the reference's."""
         return share(self.error(logits), self.budget(dtype)) > 1
 
+    def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
+        """The difference from a reference with another configuration or parameters; None if it is more than rounding,
+        or the parameters are not of that model."""
+        expected = logits_of(config, parameters, self.inputs)
+        left = np.inf if expected is None else gap(logits, expected)
+        return left if share(left, self.budget(dtype)) <= 1 else None
+
+
+def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The reference's logits; None if the parameters are not of the model."""
+    shapes = parameter_shapes(config)
+    if any(name not in parameters or parameters[name].shape != shapes[name] for name in shapes):
+        return None
+    return logits_with(config, parameters, inputs)
+
 
 def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
     """The call of a model with drawn weights; `tiny`: with activations beside which eps is large."""
@@ -64,19 +80,54 @@ def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
     return AuditProbe("audit", "audit", "a field or a tensor that counts", config, parameters, inputs)
 
 
-def logits_ignoring(probe: AuditProbe, before: TransformerConfig) -> np.ndarray | None:
-    """The logits of a port that takes the model of `probe` for `before`; None if its tensors are not of that model."""
-    shapes = parameter_shapes(before)
-    if any(name not in probe.parameters or probe.parameters[name].shape != shapes[name] for name in shapes):
-        return None
-    return logits_with(before, probe.parameters, probe.inputs)
+@dataclass(frozen=True)
+class Audited:
+    """A port that is built with a change."""
+
+    edited: Callable[[Edit], Port]
+    """Returns the port with a change."""
+    model_type: str | None
+    """The family of the folders that a loader reads; None: the port is a `build`."""
+    files: tuple[str, str]
+    """Where its fields and its tensors are."""
+
+    def logits(self, edit: Edit, probe: AuditProbe, dtype: str) -> np.ndarray | PortError:
+        """The answer of the port that is built with a change, or the error with which it refuses."""
+
+        def call() -> np.ndarray:
+            return run(built(in_precision(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
+
+        return answer_or_error(call)
+
+
+def audited_of(build: Port) -> Audited:
+    """Return a port as one that can be audited: a loader of a family, or a `build(config, parameters)`."""
+    if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
+        return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"))
+    return Audited(functools.partial(_edited, build), None, ("config", "parameters"))
+
+
+def _edited(port: Port, edit: Edit) -> Port:
+    """`port` with a parameter left out."""
+
+    @functools.wraps(port)
+    def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
+        with seeded(edit.seed):
+            left = {name: value for name, value in parameters.items() if name != edit.without}
+            return port(config, left, **options)
+
+    return build
+
+
+KEPT = 4
+"""Models whose calls stay in memory."""
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
     """A call in which a port that ignores the field answers otherwise; None if none does."""
     for tiny in (False, True):
         probe = probe_of(variant.config, tiny=tiny)
-        ignoring = logits_ignoring(probe, variant.before)
+        ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
         if ignoring is None or probe.is_off(ignoring, dtype):
             return probe
     return None
@@ -105,34 +156,29 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
         for variant, probe in variants:
-            if probe is None:
-                result = AuditedField(variant.name, variant.value, "not exercised")
-            else:
-                result = _judged(variant, probe, port.edited(Edit(fields=variant.fields)), dtype)
+            result = AuditedField(variant.name, variant.value, "not exercised")
+            if probe is not None:
+                result = _judged(port, variant, probe, dtype)
             if result.outcome != "refused":
                 break
         yield result
 
 
-def _judged(variant: Variant, probe: AuditProbe, build: Port, dtype: str) -> AuditedField:
+def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:
     """The result for a variant: its answer is the reference's, that of a port that ignores it, or neither."""
     result = AuditedField(variant.name, variant.value, "followed")
-    try:
-        logits = run(built(build, probe), probe, logits_only=True)["logits"]
-    except PortProcessError:
-        raise
-    except PortError as error:
-        return dataclasses.replace(result, outcome="refused", says=reason_of(error))
-    budget = probe.budget(dtype)
-    result = dataclasses.replace(result, error=probe.error(logits), budget=budget)
+    logits = port.logits(Edit(fields=variant.fields), probe, dtype)
+    if isinstance(logits, PortError):
+        return dataclasses.replace(result, outcome="refused", says=reason_of(logits))
+    result = dataclasses.replace(result, error=probe.error(logits), budget=probe.budget(dtype))
     if not probe.is_off(logits, dtype):
         return result
     given = f"with {variant.name} {variant.value} the port answers"
-    if variant.must_show and (left := _left(probe, variant.before, logits, budget)) is not None:
+    if variant.must_show and (left := probe.left(logits, dtype, variant.before, probe.parameters)) is not None:
         as_before = f"as with {variant.was}" if variant.was else "as without it"
         return dataclasses.replace(result, outcome="ignored", says=f"{given} {as_before}", residual=left)
     for name, value, config in _readings(variant):
-        if (left := _left(probe, config, logits, budget)) is not None:
+        if (left := probe.left(logits, dtype, config, probe.parameters)) is not None:
             says = f"{given} as if our {name} were {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
     return dataclasses.replace(result, outcome="wrong", says=f"{given} neither as the reference does nor as before")
@@ -141,13 +187,6 @@ def _judged(variant: Variant, probe: AuditProbe, build: Port, dtype: str) -> Aud
 def reason_of(error: PortError) -> str:
     """The reason of a refusal, without the call in which it was raised."""
     return str(error).partition(" on the probe ")[0].removesuffix(".")
-
-
-def _left(probe: AuditProbe, config: TransformerConfig, logits: np.ndarray, budget: float) -> float | None:
-    """The difference from a reference that takes the model for `config`; None if it is more than rounding."""
-    expected = logits_ignoring(probe, config)
-    left = np.inf if expected is None else gap(logits, expected)
-    return left if share(left, budget) <= 1 else None
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:

@@ -172,7 +172,8 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
         # a port may refuse a fraction where the others write a whole number
-        every += ((names, sorted(changed, key=_is_other_kind)) for names, changed in by_names.items())
+        is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))  # noqa: E731
+        every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
     alone = [names for names, changed in every if changed[0].before is config]
     for each, changed in every:
@@ -190,16 +191,12 @@ def _nearest(
     return names, Variant(names[0], value, config, before, was)
 
 
-def _is_other_kind(variant: Variant) -> bool:
-    return type(json.loads(variant.value)) is not type(json.loads(variant.was))
-
-
 def differing(base: Fields, fields: Fields) -> list[str]:
     """The names of the fields that differ, sizes behind what they follow from."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # the kinds of all layers change with their number; a flag tells more than the numbers that go with it
-    behind = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
-    return sorted(names, key=lambda name: name in behind)
+    later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
+    return sorted(names, key=lambda name: name in later)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:

@@ -13,9 +13,8 @@ from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Ran, Reached
-from transparity_conformance.checking.ranks.group import RankGroup, group_of
-from transparity_conformance.checking.ranks.sizes import probes_on
 from transparity_conformance.checking.stages.forms import Form
+from transparity_conformance.checking.systems import probes_on
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Located, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -27,7 +26,8 @@ from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.report.ranks import Ranks
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.process.running import Port, told_dtype
+from transparity_conformance.running.process.ranks import ProcessGroup, group_of
+from transparity_conformance.running.process.running import Port, in_precision
 
 INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
 
@@ -124,8 +124,8 @@ class Evidence(LastReport):
         super().__init__(located, report)
         self.report: Report = report
         self.arguments, self.port, self.progress = arguments, port, progress
-        self.build = told_dtype(port, arguments.dtype)
-        self.group: RankGroup | None = group_of(self.build)
+        self.build = in_precision(port, arguments.dtype)
+        self.group: ProcessGroup | None = group_of(self.build)
 
     def add(self, *faults: Divergence, **found: Any) -> None:
         """Add findings to the report, as `Report.adding`."""
@@ -154,6 +154,12 @@ class Evidence(LastReport):
     def has_other_form(self) -> bool:
         return self.form is not None
 
+    @property
+    def ranks(self) -> ProcessGroup:
+        """The processes of a port on several ranks."""
+        assert self.group is not None
+        return self.group
+
     def is_steady(self) -> bool:
         """Return whether two runs gave the same answers."""
         return self.repeated.verdict == "agrees"
@@ -177,5 +183,5 @@ class Evidence(LastReport):
     @property
     def judged_ranks(self) -> int:
         """The ranks whose sharding may be wrong: what one rank has, too, is not the sharding's doing."""
-        is_sharding = self.group is not None and self.one_rank is not None and self.one_rank.one_rank != "agrees"
-        return self.group.ranks if self.group is not None and is_sharding else 1
+        is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
+        return self.ranks.ranks if is_sharding else 1

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.checking.calls import Ran
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.listening.operation import Operation
@@ -23,7 +22,7 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
-from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.running import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
@@ -87,10 +86,6 @@ def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
     is_token = (ids == theirs) & (ids >= 0) & (ids < ours.shape[-1])
     chosen = np.take_along_axis(ours, np.where(is_token, ids, 0)[..., None], -1)[..., 0]
     return np.where(is_token, ours.max(-1) - chosen, np.inf)
-
-
-def _cut(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return theirs[..., : shape[-1]]
 
 
 def _unflattened(theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -217,8 +212,8 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
     ours = oracle.expected[tap]
     with np.errstate(all="ignore"):
         apart = error(value, part.read(answer, ours.shape), part.part(ours))
-    free = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
-    apart = np.where(free if free.shape == apart.shape else free.any(-1), 0.0, apart)
+    undetermined = part.part(undetermined_positions(probe, dtype).get(tap, np.zeros(ours.shape, bool)))
+    apart = np.where(undetermined if undetermined.shape == apart.shape else undetermined.any(-1), 0.0, apart)
     largest = float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0.0))
     own = RULES[dtype].budget(0.0, epsilon(dtype), float(np.abs(value.of(ours)).max(initial=0.0)))
     return largest, value.slope * oracle.budget(tap, dtype) + own
@@ -237,9 +232,7 @@ class _InForm:
         return getattr(self.forward, name)
 
     def _read(self, returned: Any, tokens: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        lengths = lengths_of(self.config, tokens)
-        shape = tap_shapes(self.config, len(next(iter(tokens.values()))), **lengths)["logits"]
-        taps = taps_in(returned, self.config)
+        shape, taps = shapes_of(self.config, tokens)["logits"], taps_in(returned, self.config)
         return {**taps, "logits": self.form.logits(as_numbers(taps["logits"]), shape)}
 
 
@@ -265,5 +258,4 @@ def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
         key: {**taps, "logits": form.logits(taps["logits"], probes[key].oracle.expected["logits"].shape)}
         for key, taps in ran.actual.items()
     }
-    forward = forwards[next(iter(forwards))]
-    return dataclasses.replace(ran, actual=actual, forward=forward, forwards=forwards)
+    return dataclasses.replace(ran, actual=actual, forwards=forwards)

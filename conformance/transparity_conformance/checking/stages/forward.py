@@ -13,7 +13,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
-from transparity_conformance.checking.stages.long_prompts import can_be_walked
+from transparity_conformance.checking.stages.reach import can_be_walked
 from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.clock import Clock

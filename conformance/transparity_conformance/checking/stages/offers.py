@@ -117,7 +117,10 @@ def compare_history(
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
-    forward = forward if is_large else _with_twin(forward)
+    if not is_large:  # a port with a careless cache would take the answer to its twin for that to the first probe
+        added = twin(next(iter(forward.probes.values())))
+        logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
+        forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
     keys = sorted(forward.probes)
     order: list[Any] = [keys[index] for index in random.integers(len(keys), size=CALLS_OF_LARGE if is_large else CALLS)]
     for each in requests:
@@ -130,19 +133,10 @@ def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | Non
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
-        error = _error(built, probe, probe.oracle.expected["logits"])
-        budget = probe.oracle.budget("logits", forward.dtype)
-        if share(error, budget) > 1:
-            return _diverges(error, budget, probe.name, probe, "a model that was trained or has generated differs")
+        used = _error_and_budget(built, probe, probe.oracle.expected["logits"], forward)
+        if share(*used) > 1:
+            return _diverges(used, probe.name, probe, "a model that was trained or has generated differs")
     return None
-
-
-def _with_twin(forward: ForwardPass) -> ForwardPass:
-    """`forward` and the twin of its first probe, whose answer a port with a careless cache would take for its own."""
-    added = twin(next(iter(forward.probes.values())))
-    logits = added.oracle.expected["logits"]
-    logits_of = {**forward.logits, added.name: logits}
-    return dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits_of)
 
 
 def _requests(
@@ -161,32 +155,33 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):
-            after = each.row.attribute
+            after = f", after {each.row.attribute}"
             if wrong := _ask_again(port, forward, each):
                 return wrong
             continue
         calls += 1
         probe = forward.probes[each]
-        error, budget = _error(port.forward, probe, forward.logits[each]), probe.oracle.budget("logits", forward.dtype)
-        if share(error, budget) > 1:
-            says = f"call {calls + 1} of one object differs from the first on the same tokens"
-            says += f", after {after}" if after else ""
-            return _diverges(error, budget, f"call {calls} ({probe.name})", probe, says)
-        if share(error, budget) > share(worst.error, worst.budget):
-            worst = ClaimResult(CLAIM, "agrees", error, budget, f"call {calls} ({probe.name})")
+        used = _error_and_budget(port.forward, probe, forward.logits[each], forward)
+        if share(*used) > 1:
+            says = f"call {calls + 1} of one object differs from the first on the same tokens{after}"
+            return _diverges(used, f"call {calls} ({probe.name})", probe, says)
+        if share(*used) > share(worst.error, worst.budget):
+            worst = ClaimResult(CLAIM, "agrees", *used, f"call {calls} ({probe.name})")
     return CapabilityResult((worst,), calls=calls)
 
 
-def _error(function: Callable[..., Any], probe: Probe, expected: np.ndarray) -> float:
-    """The largest difference of the logits from those expected; infinite if the port fails now."""
+def _error_and_budget(
+    function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
+) -> tuple[float, float]:
+    """The largest difference of the logits from those expected, infinite if the port fails now, and its budget."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
-    return np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
+    error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
+    return error, probe.oracle.budget("logits", forward.dtype)
 
 
-def _diverges(error: float, budget: float, where: str, probe: Probe, says: str) -> CapabilityResult:
+def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
     cause = Cause("history", f"{says}: something is kept between calls", None, 0.0, 1.0)
-    claim = ClaimResult(CLAIM, "diverges", error, budget, where)
-    return CapabilityResult((claim,), (Divergence("logits", error, budget, (cause,), probe=probe.name),))
+    return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
@@ -197,12 +192,14 @@ def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> Capa
     for key, tokens in request.requests.items():
         answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))
         if isinstance(answer, PortError):
-            return _wrong_again(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
+            return _wrong(Divergence(request.way.claim, np.inf, 0.0, (cause,)))
         answers |= answer
     found = request.row.judge(request.way, request.requests, answers, forward).faults
     wrong = next((fault for fault in found if fault.where not in request.wrong), None)
-    return None if wrong is None else _wrong_again(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
+    return None if wrong is None else _wrong(dataclasses.replace(wrong, causes=(cause,), indistinguishable=()))
 
 
-def _wrong_again(fault: Divergence) -> CapabilityResult:
-    return CapabilityResult((ClaimResult(CLAIM, "diverges", fault.error, fault.budget, fault.where),), (fault,))
+def _wrong(fault: Divergence, where: str = "") -> CapabilityResult:
+    return CapabilityResult(
+        (ClaimResult(CLAIM, "diverges", fault.error, fault.budget, where or fault.where),), (fault,)
+    )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity.limits.memory import available_memory
+from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
-from transparity_conformance.checking.stages.long_prompts import call_long, leave_out
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe
-from transparity_conformance.oracle.reach.long import LongProbe
+from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes
 from transparity_conformance.oracle.reach.models import (
     WITHOUT_LIMIT,
     ReachModel,
@@ -25,6 +28,7 @@ from transparity_conformance.oracle.reach.models import (
     reach_of,
     reach_of_preset,
 )
+from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -175,3 +179,74 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
         missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port takes too long for all of them")
     claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
     evidence.add(claims=claims, not_compared=missing)
+
+
+def call_long(evidence: Evidence) -> None:
+    """Call a port on long prompts, the shortest first, up to one that is wrong; that is shortened, too."""
+    forward, probes, reached = evidence.ran.forward, evidence.arguments.long, evidence.reached
+    dtype, progress = evidence.arguments.dtype, evidence.progress
+    for number, probe in enumerate(probes):
+        if reached.wrong:
+            leave_out(probes[number:], reached)
+            return
+        progress("calling the port at long prompts", number, len(probes))
+        errors = _errors(forward, probe, reached)
+        progress("measuring rounding at long prompts", number, len(probes))
+        found = _comparison(probe, errors, dtype)
+        reached.compared.append(found)
+        if errors is not None and found.is_wrong:
+            wrong = np.flatnonzero(~(errors <= found.budget))
+            says = f"position {wrong[0]:,} alone is wrong"
+            if len(wrong) > 1:
+                says = f"{len(wrong):,} of {len(errors):,} positions are wrong, from position {wrong[0]:,} on"
+            reached.notes.append(f"{probe.name}: {says}")
+            if has_prefixes(probe.config):
+                _shorten(forward, probe, errors, dtype, reached)
+            if not can_be_walked(shortest := reached.wrong[0].probe):
+                reached.notes.append(f"{shortest.name}: the cause is not searched, for all activations are too large")
+
+
+def leave_out(probes: Sequence[LongProbe], reached: Reached) -> None:
+    """List long prompts that are not tried, for shorter ones are wrong."""
+    reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
+
+
+def can_be_walked(probe: Probe) -> bool:
+    """Return whether all activations of a wrong call are affordable, so that its cause can be searched."""
+    if not isinstance(probe, LongProbe):
+        return True
+    length = max(probe.lengths)
+    taps = tap_shapes(probe.config, 1, **dict.fromkeys(probe.config.input_names, length))
+    needed = sum(map(math.prod, taps.values())) * BYTES_OF_AN_ACTIVATION
+    return length <= LONGEST and needed <= available_memory()
+
+
+def _errors(forward: Callable[..., Any], probe: LongProbe, reached: Reached) -> np.ndarray | None:
+    """The largest error of the port at each position; None for logits of another shape."""
+    taps = call_model(forward, probe, reached, False, logits_only=True)
+    assert taps is not None  # a port that fails at a length that was asked for has raised
+    logits = taps["logits"]
+    return probe.oracle.errors(logits) if logits.shape == probe.oracle.shape else None
+
+
+def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comparison:
+    budget = probe.budget(dtype)
+    if errors is None:
+        return Comparison(probe, np.inf, budget, {})
+    error = float(errors.max())
+    is_shown = share(error, budget) > 1 and len(errors) <= LONGEST
+    return Comparison(probe, error, budget, {"row": [error]} | ({"position": errors.tolist()} if is_shown else {}))
+
+
+def _shorten(forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: Reached) -> None:
+    """Find the shortest wrong prompt: it ends at the first wrong position, unless the port goes by the length."""
+    right, wrong = 0, len(errors)
+    middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
+    while right < middle < wrong:
+        part = probe.prefix(middle)
+        found = _comparison(part, _errors(forward, part, reached), dtype)
+        reached.compared.append(found)
+        if found.is_wrong and right == 0:
+            return
+        right, wrong = (right, middle) if found.is_wrong else (middle, wrong)
+        middle = (right + wrong) // 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.diagnosis.judge import Progress, silent
+from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.identify.adapting.matching import matched
 from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
@@ -98,7 +98,7 @@ def adapt_model(
         given: the parameters that it was built with, if it loads them by itself.
         budget, progress: as for `adapt`.
     """
-    told = progress or silent
+    told = progress or ignore_progress
     told("listening to the port", 0, 1)
     tensors = model.tensors()
     own = {} if given is None else own_lines(config, given, tensors)

@@ -30,7 +30,7 @@ from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
-from transparity_conformance.running.process.isolation import checked_timeout, isolated_build
+from transparity_conformance.running.process.isolation import isolated_build
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 
     Raises `PortError` if there is none, or if it is not answered within `timeout` seconds.
     """
-    build = isolated_build(spec, checked_timeout(timeout), "")
+    build = isolated_build(spec, timeout, "")
     try:
         return fitted(Subject(build.made(None, {})))
     finally:

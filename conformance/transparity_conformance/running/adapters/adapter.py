@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tomllib
@@ -53,12 +54,7 @@ class Adapter:
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The port's tensors with our parameters in them.
-
-        Args:
-            config: the configuration of the model.
-            parameters: its parameters.
-            tensors: the port's tensors, as they are.
+        """The port's `tensors` with our parameters in them.
 
         Raises `AdapterError` if a parameter has no tensor, or a tensor no line.
         """
@@ -105,7 +101,14 @@ class _Filling:
         """The line at every layer that the port has."""
         numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
-        return [text for text in texts if text == line or _exists(text, self.shapes, self.sizes)]
+        if line in texts:
+            return [line]
+        found = []
+        for text in texts:
+            with contextlib.suppress(AdapterError):
+                select(text, self.shapes, self.sizes)
+                found.append(text)
+        return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
         """Write a parameter, or 0 for None, where the line says."""
@@ -147,14 +150,6 @@ class _Filling:
                 f"{missing:,} of the {self.values[name].size:,} numbers of the port's {shown(name)} are in no line of "
                 "the adapter; add one under [parameters], or the tensor under zero or unused."
             )
-
-
-def _exists(text: str, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> bool:
-    try:
-        select(text, shapes, sizes)
-    except AdapterError:
-        return False
-    return True
 
 
 def read_adapter(path: str | Path) -> Adapter:

@@ -20,18 +20,16 @@ from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments
 from transparity_conformance.running.frameworks.modules import (
     Tensor,
+    buffers_of,
     initialised,
     is_module,
     kind_of,
     module_in,
     of_build,
-    widened,
-)
-from transparity_conformance.running.frameworks.tensors import (
-    buffers_of,
     package_of,
     tensors_inside,
     tensors_of,
+    widened,
 )
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
@@ -188,15 +186,6 @@ def _called(made: Any, config: TransformerConfig | None, framework: str | None, 
         return Model(called(made, config, framework) if config is not None else made, tensors)
     forward, names = called_by_name(made, framework)
     return Model(forward, tensors, names=names)
-
-
-def opened(make: Make) -> Callable[..., Model]:
-    """`build(config, parameters)` of a port that keeps its own weights, or loads them by itself."""
-
-    def build(config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> Model:
-        return made_by(make, config, parameters)
-
-    return build
 
 
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,6 +155,14 @@ def _item(text: str, sizes: Mapping[str, int]) -> int | slice:
     return slice(*(size_of(each, sizes) if each.strip() else None for each in (first, last)))
 
 
+OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
+
+
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
     """A whole number in digits, letters, and `+ - * /`."""
     try:
@@ -171,15 +180,10 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
         return -_value(node.operand, sizes)
     if not isinstance(node, ast.BinOp):
         raise ValueError(f"{ast.unparse(node)!r} is no size; expected numbers and {', '.join(sizes)}")
-    one, other = _value(node.left, sizes), _value(node.right, sizes)
-    if isinstance(node.op, ast.Add):
-        return one + other
-    if isinstance(node.op, ast.Sub):
-        return one - other
-    if isinstance(node.op, ast.Mult):
-        return one * other
-    if isinstance(node.op, ast.Div) and other and one % other == 0:
-        return one // other
+    one, other, compute = _value(node.left, sizes), _value(node.right, sizes), OPERATIONS.get(type(node.op))
+    is_whole = not isinstance(node.op, ast.Div) or (other and one % other == 0)
+    if compute is not None and is_whole:
+        return compute(one, other)
     raise ValueError(f"{ast.unparse(node)!r} is no whole number")
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.frameworks.modules import Tensor
-from transparity_conformance.running.inputs import arguments, with_mask
+from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of a module; what else it offers is its own."""
+    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence; what else it
+    offers is its own."""
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config
@@ -31,7 +31,7 @@ class EquinoxForward:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: np.ndarray) -> Any:
-        args, named = arguments(with_mask(inputs, self._config), self._config, self._names)
+        args, named = arguments(add_mask(inputs, self._config), self._config, self._names)
         given = (list(map(_ids, args)), {name: _ids(each) for name, each in named.items()})
         arrays, call = _called(self._model)
         if self._call is None:
@@ -81,9 +81,7 @@ def _ids(value: np.ndarray) -> jax.Array:
     return jnp.asarray(value, jnp.int32)
 
 
-def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence."""
-    return EquinoxForward(model, config)
+forward_of = EquinoxForward
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -93,8 +91,8 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
         if eqx.is_inexact_array(leaf) and leaf.size:
             places.setdefault(id(leaf), []).append([_step(key) for key in path])
     for paths in places.values():
-        read, write = functools.partial(_read, model, paths[0]), functools.partial(_write, model, paths)
-        yield ".".join(map(str, paths[0])), Tensor(read, write)
+        read = lambda path=paths[0]: np.array(_at(model, path), np.float32)  # noqa: E731
+        yield ".".join(map(str, paths[0])), Tensor(read, functools.partial(_write, model, paths))
 
 
 def _step(key: Any) -> Any:
@@ -106,10 +104,6 @@ def _at(node: Any, path: list[Any]) -> Any:
     for step in path:
         node = getattr(node, step) if isinstance(step, str) and hasattr(node, step) else node[step]
     return node
-
-
-def _read(model: Any, path: list[Any]) -> np.ndarray:
-    return np.array(_at(model, path), np.float32)
 
 
 def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:

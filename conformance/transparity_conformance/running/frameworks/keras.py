@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.running.frameworks.modules import Tensor
-from transparity_conformance.running.inputs import NAMES, arguments, with_mask
+from transparity_conformance.running.inputs import NAMES, add_mask, arguments
 
 INPUTS = {
     "tokens": ("token_ids",),
@@ -37,7 +36,7 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
     is_one = len(parameters) == 1 and len(config.input_names) > 1
 
     def forward(**inputs: np.ndarray) -> Any:
-        given = with_mask(inputs, config)
+        given = add_mask(inputs, config)
         with _without_gradients():
             if functional:
                 return model(_tensors(_by_input(given, functional)))
@@ -57,7 +56,8 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, variable in _variables("", model, {id(model)}):
         if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):
             known.add(id(variable))
-            yield name, Tensor(functools.partial(_read, variable), variable.assign)
+            read = lambda variable=variable: np.array(keras.ops.convert_to_numpy(variable), np.float32)  # noqa: E731
+            yield name, Tensor(read, variable.assign)
 
 
 def _parameters(model: Any) -> list[str]:
@@ -134,7 +134,3 @@ def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     for key, item in items:
         yield f"{name}.{key}", item
-
-
-def _read(variable: Any) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable), np.float32)

@@ -11,62 +11,41 @@ import functools
 import inspect
 import math
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
-from transparity_conformance.capabilities.sharding import ALONE, Sharding
+from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
+from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.running.loading import LoadError, UsageError
-from transparity_conformance.running.process.operations import received
-from transparity_conformance.running.process.running import MISSHAPEN, RemoteBuild, RemotePort
-from transparity_conformance.running.process.wire import Closed, Handle, largest_answer, receive_answer, send_request
-
-TIMEOUT = 300.0
-"""Seconds that a port has for the answer to one call, or a program for all of its work."""
-
-LONGEST = 1e6
-"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
-
-
-def checked_timeout(seconds: float | None) -> float:
-    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
-    if seconds is None:
-        return TIMEOUT
-    if not 0 < seconds <= LONGEST:
-        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST:g}.")
-    return seconds
+from transparity_conformance.running.inputs import shapes_of
+from transparity_conformance.running.loading import runtime_of
+from transparity_conformance.running.process.child import TIMEOUT, checked_timeout
+from transparity_conformance.running.process.ranks import ProcessGroup
+from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
+from transparity_conformance.running.process.wire import (
+    Handle,
+    received,
+)
 
 
-@contextlib.contextmanager
-def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> Iterator[Callable[..., Any]]:
-    """Yield the `build` of a port in a process that ends with the context; as `isolated_build`.
+def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
+    """Return the context of a port's `build`, as `isolated_build`, in a process that ends with the context.
 
     With a `model_type`, the port is a loader of hub folders of that family.
     """
-    build = isolated_build(spec, timeout).loading(model_type)
-    try:
-        yield build
-    finally:
-        build.process.stop()
+    return contextlib.closing(isolated_build(spec, timeout).loading(model_type))
 
 
-def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = None) -> IsolatedBuild:
-    """Start a process for the port `spec` (`file.py:build` or `module:build`); return its `build`.
+def isolated_build(
+    spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
+) -> IsolatedBuild:
+    """Start a process, or one for each of several ranks, for the port `spec` (`file.py:build`); return its `build`.
 
     With the file of an `adapter`, `spec` makes a model; with an empty one, that model keeps its own weights.
 
@@ -74,7 +53,7 @@ def isolated_build(spec: str, timeout: float = TIMEOUT, adapter: str | None = No
     calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
     answer within `timeout` seconds.
     """
-    return IsolatedBuild(PortProcess(spec, checked_timeout(timeout), adapter))
+    return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
 def spec_of(build: Callable[..., Any]) -> str:
@@ -89,176 +68,48 @@ def spec_of(build: Callable[..., Any]) -> str:
     return f"{os.path.realpath(file)}:{name}"
 
 
-class PortProcess:
-    """The port's process, and its calls.
-
-    Args:
-        spec, timeout, adapter: as for `isolated_build`.
-        environment: variables that the process has beside those of this one.
-        who: the process in messages.
-    """
-
-    def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        adapter: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        who: str = "The port",
-    ) -> None:
-        self.timeout, self.who = timeout, who
-        self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
-        self.released: list[int] = []
-        self._loaded: tuple[int, Any] | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.connection = ours
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "transparity_conformance.running.process.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=os.environ | environment if environment else None,
-            )
-        self.folders: list[str] = []
-        self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
-        self._send(largest_answer(), "load", spec, adapter)
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def loaded(self) -> tuple[int, Any]:
-        """The number of the port's function and its signature; raises `LoadError` if there is none."""
-        if self._loaded is None:
-            try:
-                number, signature = self.received("loading the port")
-            except PortCallError as error:
-                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
-            self._loaded = number, signature
-        return self._loaded
-
-    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """The port's answer to a request, of at most `largest` bytes; `what` names the request in messages."""
-        self.loaded()
-        self.ask(what, name, *arguments, largest=largest)
-        return self.received(what)
-
-    def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send a request, whose answer is to be `received`."""
-        numbers = [self.released.pop() for _ in range(len(self.released))]
-        if numbers:
-            self._send(0, "release", numbers)
-            self.received(what)
-        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
-
-    def _send(self, largest: int, name: str, *arguments: Any) -> None:
-        try:
-            self.connection.settimeout(self.timeout)
-            send_request(self.connection, (name, arguments, largest))
-        except OSError:  # the process has ended or does not read: reading its answer tells which
-            pass
-
-    def received(self, what: str, is_waiting: Callable[[], bool] = lambda: True) -> Any:
-        """The answer to a request; `is_waiting` is asked now and then, and may raise to end the wait."""
-        try:
-            deadline = time.monotonic() + self.timeout
-            running = lambda: is_waiting() and self.is_running  # noqa: E731
-            kind, *content = receive_answer(self.connection, deadline, largest_answer(), running)
-        except TimeoutError:
-            self.stop()
-            raise PortTimeoutError(
-                f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
-                "more."
-            ) from None
-        except (OSError, Closed):
-            raise self._died(what) from None
-        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
-            self.stop()
-            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
-        if kind == "returned":
-            return content[0]
-        if kind == "raised":
-            raise PortCallError(str(content[0]))
-        self.stop()
-        raise LoadError(str(content[0]))
-
-    def _died(self, what: str) -> PortProcessError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        code = self.process.returncode
-        self.stop()
-        if code is None:
-            how = "closed its connection to the checker"
-        else:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
-        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
-
-    def folder(self) -> str:
-        """A folder for files that the process reads; it is removed after the process has ended."""
-        if not self.folders:
-            self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
-        return self.folders[0]
-
-    def sharding_of(self, handle: Handle) -> Sharding:
-        """The ranks of a built port, which are this process alone."""
-        return ALONE
-
-    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """What differs between ranks."""
-        return {}
-
-    def handle(self, number: int) -> Handle:
-        return self.forgotten_with(Handle(number, "port"))
-
-    def forgotten_with(self, handle: Handle) -> Handle:
-        """Let the process forget an object when the checker does."""
-        weakref.finalize(handle, self.released.append, handle.number)
-        return handle
-
-
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: list[str]) -> None:
-    connection.close()
-    stop_group(process)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class PortTimeoutError(PortProcessError):
-    """The port gave no answer in time."""
-
-
 class _Remote:
     """A function in another process, with its signature."""
 
-    def __init__(self, call: Callable[..., Any], described: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[..., Any], described: Any) -> None:
         self._call, self._described = call, described
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return _signature(self._described())
+        return _signature(self._described)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._call(*args, **named)
 
 
-class _RemoteForward(_Remote, RemotePort):
+class RemoteForward(RemotePort):
     """A built port in another process."""
 
-    def __init__(self, process: PortProcess, handle: Handle, config: TransformerConfig | None, described: Any) -> None:
-        super().__init__(functools.partial(_forward, process, handle, config), lambda: described)
-        self._process, self._handle = process, handle
+    def __init__(
+        self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
+    ) -> None:
+        self._process, self.handle, self._config, self._described = process, handle, config, described
 
-    def asked(self, name: str, *args: Any) -> Any:
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _signature(self._described)
+
+    def __call__(self, **tokens: np.ndarray) -> Any:
+        """Run the forward pass, whose answer is at most as large as all of its taps."""
+        config, largest = self._config, None
+        if config is not None:
+            largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
+        return self._process.answer("forward", "call", self.handle.number, "", (), tokens, None, largest=largest)
+
+    def asked(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method of the built port."""
-        return _called(self._process, self._handle, name, *args)
+        return _called(self._process, self.handle, name, *args, **named)
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
         """Listen in the port's process, to values of half an answer's size."""
-        request = self._handle.number, method, args, named, _stays(method), whole_numbers
+        request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
         try:
             result, operations = answer[0], received(answer[1])
@@ -268,83 +119,15 @@ class _RemoteForward(_Remote, RemotePort):
         _keep_track(self._process, result)
         return result, operations
 
-    @property
-    def handle(self) -> Handle:
-        """The number of the object in its process."""
-        return self._handle
-
     def sharding(self) -> Sharding:
-        return self._process.sharding_of(self._handle)
+        return self._process.sharding_of(self.handle)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
         return self._process.replicas()
 
 
-class IsolatedBuild(_Remote, RemoteBuild):
-    """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
-
-    def __init__(self, process: PortProcess, model_type: str | None = None, edit: Edit | None = None) -> None:
-        super().__init__(self._built, lambda: process.loaded()[1])
-        self.process, self.model_type, self.edit = process, model_type, edit
-
-    def loading(self, model_type: str | None) -> IsolatedBuild:
-        """The same port as a loader of folders of the family, or as a `build` for None."""
-        return IsolatedBuild(self.process, model_type)
-
-    def on(self, process: Any) -> IsolatedBuild:
-        """The same port in another process, or in several."""
-        return IsolatedBuild(process, self.model_type, self.edit)
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.stop()
-
-    def limits(self) -> dict[str, Any]:
-        """The calls that an artefact takes, as fields of `Limits`."""
-        number, _ = self.process.loaded()
-        return dict(self.process.answer("what it takes", "limits", number))
-
-    def edited(self, edit: Edit) -> IsolatedBuild:
-        """The same loader of folders with a change."""
-        return IsolatedBuild(self.process, self.model_type, edit)
-
-    def _built(self, *args: Any, **named: Any) -> _Remote:
-        process = self.process
-        number, _ = process.loaded()
-        family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
-        what = "build(config, parameters)" if family is None else "load(folder)"
-        number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
-        if number is None and offered is None:
-            raise PortError(str(signature))
-        if number is None:
-            raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
-        handle = process.handle(number)
-        forward = _RemoteForward(process, handle, args[0], signature)
-        for name in [name for name in ATTRIBUTES if name in offered]:
-            method, described = functools.partial(_called, process, handle, name), offered[name]
-            setattr(forward, name, _Remote(method, lambda described=described: described))  # type: ignore[misc]
-        return forward
-
-    def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """The model that a port makes, which keeps its own weights; one that takes parameters is given these.
-
-        Without a configuration its inputs are those that it takes.
-        """
-        return IsolatedModel(self._built(config, dict(parameters)))
-
-
-class IsolatedModel(RemotePort):
+class IsolatedModel(RemoteForward):
     """A model in another process, whose tensors are read and written."""
-
-    def __init__(self, forward: Any) -> None:
-        self._forward = forward
-
-    def __call__(self, **tokens: np.ndarray) -> Any:
-        return self._forward(**tokens)
-
-    def listened(self, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-        answer: tuple[Any, list[Operation]] = self._forward.listened(*args, **named)
-        return answer
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The tensors by name; raises `PortProcessError` if they are none."""
@@ -355,46 +138,99 @@ class IsolatedModel(RemotePort):
         return self._arrays("buffers")
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
-        answer = self._forward.asked(what)
+        answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
             raise PortProcessError(f"The port's process answered {what} with what are no arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Write into tensors or buffers."""
-        self._forward.asked("assign", dict(values))
+        self.asked("assign", dict(values))
 
     def inputs(self) -> dict[str, str]:
         """Its own name of each of its inputs."""
-        return {str(ours): str(name) for ours, name in dict(self._forward.asked("inputs")).items()}
+        return {str(ours): str(name) for ours, name in dict(self.asked("inputs")).items()}
 
     def widen(self) -> bool:
         """Go on in float64, if it can."""
-        return bool(self._forward.asked("widen"))
+        return bool(self.asked("widen"))
 
     def narrow(self) -> None:
         """Go back to the precision that it had."""
-        self._forward.asked("narrow")
+        self.asked("narrow")
 
 
-def _forward(process: PortProcess, handle: Handle, config: TransformerConfig | None, **tokens: np.ndarray) -> Any:
-    """Call a built port, whose answer is at most as large as all of its taps."""
-    if config is None:
-        return process.answer("forward", "call", handle.number, "", (), tokens, None)
-    lengths = lengths_of(config, tokens)
-    shapes = tap_shapes(config, len(next(iter(tokens.values()))), **lengths)
-    largest = 8 * sum(math.prod(shape) for shape in shapes.values()) + MISSHAPEN
-    return process.answer("forward", "call", handle.number, "", (), tokens, None, largest=largest)
+class IsolatedBuild:
+    """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
+
+    def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
+        self.process, self.model_type, self.edit = process, model_type, edit
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _signature(self.process.loaded()[1])
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether it is an artefact, to which no weights are sent."""
+        return runtime_of(self.process.spec) is not None
+
+    def loading(self, model_type: str | None) -> IsolatedBuild:
+        """The same port as a loader of folders of the family, or as a `build` for None."""
+        return IsolatedBuild(self.process, model_type)
+
+    def on(self, process: ProcessGroup) -> IsolatedBuild:
+        """The same port in another process, or in several."""
+        return IsolatedBuild(process, self.model_type, self.edit)
+
+    def edited(self, edit: Edit) -> IsolatedBuild:
+        """The same loader of folders with a change."""
+        return IsolatedBuild(self.process, self.model_type, edit)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.stop()
+
+    def limits(self) -> dict[str, Any]:
+        """The calls that an artefact takes, as fields of `Limits`."""
+        return dict(self.process.answer("what it takes", "limits", self.process.loaded()[0]))
+
+    def __call__(self, *args: Any, **named: Any) -> RemoteForward:
+        handle, signature, offered = self._built(args, named)
+        forward = RemoteForward(self.process, handle, args[0], signature)
+        for name in [name for name in ATTRIBUTES if name in offered]:
+            setattr(forward, name, _Remote(functools.partial(_called, self.process, handle, name), offered[name]))
+        return forward
+
+    def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
+        """The model that a port makes, which keeps its own weights; one that takes parameters is given these.
+
+        Without a configuration its inputs are those that it takes.
+        """
+        return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
+
+    def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
+        """Build a port: its handle, its signature, and those of the methods that it offers."""
+        process = self.process
+        number, _ = process.loaded()
+        family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
+        what = "build(config, parameters)" if family is None else "load(folder)"
+        number, signature, offered = process.answer(what, "build", number, args, named, list(ATTRIBUTES), family)
+        if number is None and offered is None:
+            raise PortError(str(signature))
+        if number is None:
+            raise PortError(f"build(config, parameters) returned {signature}; expected a function forward(**tokens).")
+        return process.handle(number), signature, offered
 
 
-def _called(process: PortProcess, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port."""
+def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
+    """Call a method of a built port; a function of its own, as what refers to a port keeps it in its process."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
-def _keep_track(process: Any, value: Any) -> None:
+def _keep_track(process: ProcessGroup, value: Any) -> None:
     """Let a port's process forget the objects of an answer when the checker does."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
@@ -419,21 +255,3 @@ def _signature(described: Any) -> inspect.Signature:
             for name, kind, note, default in described
         ]
     )
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL`, or `the signal 40` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"the signal {number}"
-
-
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all processes that it started: one that lives on could still be writing."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()

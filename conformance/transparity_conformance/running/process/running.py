@@ -1,4 +1,4 @@
-"""A port in this process: built, and run on probes, through the one door to strangers."""
+"""A port in this process: built, and run on probes; every call of it goes through `call_port`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
-from transparity.taps import lengths_of, tap_shapes
 from transparity.text import MESSAGE
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
@@ -23,8 +21,8 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
-from transparity_conformance.running.answers import taps_in
 from transparity_conformance.running.frameworks.modules import of_build
+from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
@@ -34,7 +32,7 @@ Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
-def told_dtype(build: Port, dtype: str) -> Port:
+def in_precision(build: Port, dtype: str) -> Port:
     """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
     signature = signature_of(build)
     if signature is None:
@@ -57,8 +55,10 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
-    float32 does not fit."""
-    if not is_loader(build) and not isinstance(_inner(build), RemoteBuild):
+    float32 does not fit; nothing for an artefact, which has its own."""
+    if getattr(_inner(build), "has_own_weights", False):
+        return {}
+    if not is_loader(build) and not hasattr(_inner(build), "process"):
         return {name: np.array(value) for name, value in parameters.items()}
     if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
@@ -83,10 +83,6 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     stored = parameters.stored_as
     why = f"its numbers are in {stored}" if stored else "a copy in float32 does not fit beside the port"
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
-
-
-class RemoteBuild:
-    """The `build` of a port that does not run in this process, which reads matrices from their files where it runs."""
 
 
 class RemotePort:
@@ -120,18 +116,12 @@ def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False)
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe, here or in its own process, and listen to it.
+    """Run a port on a probe, here or in its own process; return its taps, and its operations in order.
 
-    Args:
-        forward: the built port.
-        probe: the probe, whose tokens it is given.
-        framework: as for `listen`; a port in a process of its own is listened to in all that are imported there.
-
-    Returns: its taps as `run` does, and its operations in the order in which they ran; those whose values would go
-    beyond half of the largest answer of a process are left out, here as there. The taps may differ in rounding from
-    those of `run` where listening turns a compiler off (`jit`, `torch.compile`).
+    A port in a process of its own is listened to in all frameworks that are imported there. Operations whose values
+    would go beyond half of the largest answer of a process are left out. The taps may differ in rounding from those of
+    `run` where listening turns a compiler off (`jit`, `torch.compile`).
     """
-
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
     return _known(returned, probe, logits_only=False), operations
@@ -179,20 +169,23 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
     try:
         return call_port(call, **inputs)
     except PortCallError as error:
-        key, takes = probe.name, _signature(forward)
-        raise PortError(
-            f"forward({', '.join(f'{name}=…' for name in inputs)}) raised {error} on the probe {key!r}{takes}."
-        ) from error.__cause__
+        signature, called = signature_of(forward), ", ".join(f"{name}=…" for name in inputs)
+        takes = "" if signature is None else f"; it takes {safe(signature, VALUE)}"
+        says = f"forward({called}) raised {error} on the probe {probe.name!r}{takes}."
+        raise PortError(says) from error.__cause__
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
     """The taps that a port returned, or its logits alone."""
-    taps = _taps(returned, probe.config)
-    lengths = lengths_of(probe.config, probe.inputs)
-    known = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
+    try:
+        taps = call_port(taps_in, returned, probe.config)
+    except PortCallError as error:
+        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
+    known = shapes_of(probe.config, probe.inputs)
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
-        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {_some(known)}.")
+        some = ", ".join([*known][:4])
+        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {some}, … and logits.")
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     result = probe.room()
@@ -213,21 +206,3 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
     if array.size > most:
         raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
     return np.array(array, np.float64)
-
-
-def _taps(returned: Any, config: TransformerConfig) -> dict[Any, Any]:
-    try:
-        taps: dict[Any, Any] = call_port(taps_in, returned, config)
-        return taps
-    except PortCallError as error:
-        raise PortError(f"forward returned {shown(returned)}, which cannot be read: it raised {error}.") from None
-
-
-def _signature(forward: Callable[..., Any]) -> str:
-    signature = signature_of(forward)
-    return "" if signature is None else f"; it takes {safe(signature, VALUE)}"
-
-
-def _some(known: Mapping[str, Any]) -> str:
-    names = list(known)
-    return f"{', '.join(names[:4])}, … and logits"

@@ -18,13 +18,16 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from transparity.limits.stored import OnDisk
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.source import LONGEST_PATH
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.report.text import VALUE, safe
 
 HEADER = struct.Struct("<QQ")
 """The lengths of the JSON and of the arrays' bytes."""
@@ -32,7 +35,7 @@ HEADER = struct.Struct("<QQ")
 LARGEST_TEXT = 2**26
 """Bytes of JSON in an answer; arrays are not part of it."""
 
-LARGEST_HELD = 2**26
+LARGEST_IN_MEMORY = 2**26
 """Bytes of the arrays in an answer that is held in memory; those of a larger one are written to a file."""
 
 PATIENCE = 1.0
@@ -82,8 +85,8 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
     Raises `ValueError` for arrays of more than `largest` bytes, before any is copied: one of petabytes costs a port
     nothing while it is a view of one number.
     """
-    arrays: list[np.ndarray] = []
-    return json.dumps(_encoded(answer, arrays, keep, _Room(largest), 0)).encode(), arrays
+    encoder = _Encoder(keep, largest)
+    return json.dumps(encoder.node(answer)).encode(), encoder.arrays
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
@@ -106,11 +109,11 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
     text = json.loads(receive(length))
-    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_HELD else io.BytesIO()) as file:
+    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
         for chunk in _chunks(connection, size, deadline, is_running):
             file.write(chunk)
         file.seek(0)
-        return _decoded(text, _Arrays(file), OnDisk if size > LARGEST_HELD else dict)
+        return _decoded(text, file, OnDisk if size > LARGEST_IN_MEMORY else dict)
 
 
 def _received(
@@ -148,57 +151,46 @@ def largest_answer() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
-def _encoded(value: Any, arrays: list[np.ndarray], keep: Callable[[Any], int], room: _Room, depth: int) -> Any:
-    if isinstance(value, Kept):
-        return {"handle": [keep(value.value), type(value.value).__name__[:60]]}
-    if value is None or isinstance(value, bool | str | int):
-        return {"value": value}
-    if isinstance(value, float):
-        return {"value": value} if math.isfinite(value) else {"number": repr(value)}
-    if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, _encoded(item, arrays, keep, room, depth + 1)] for key, item in value.items()]}
-    if depth < DEPTH and isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encoded(item, arrays, keep, room, depth + 1) for item in value]}
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        room.take(np.shape(value), getattr(value.dtype, "itemsize", 1))
-        array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
-        if array.dtype.kind in "fiub":
-            arrays.append(array.astype(array.dtype.newbyteorder("<")))
-            return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
-        return {"handle": [keep(value), f"{type(value).__name__[:60]} of {str(array.dtype)[:60]}"]}
-    return {"handle": [keep(value), type(value).__name__[:60]]}
+class _Encoder:
+    """An answer as a tree of JSON, and its arrays apart from it."""
+
+    def __init__(self, keep: Callable[[Any], int], largest: int) -> None:
+        self.keep, self.largest, self.taken = keep, largest, 0
+        self.arrays: list[np.ndarray] = []
+
+    def node(self, value: Any, depth: int = 0) -> Any:
+        """Return the JSON of a value; what cannot be sent stays, and its number is sent."""
+        if value is None or isinstance(value, bool | str | int):
+            return {"value": value}
+        if isinstance(value, float):
+            return {"value": value} if math.isfinite(value) else {"number": repr(value)}
+        if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {"dict": [[key, self.node(item, depth + 1)] for key, item in value.items()]}
+        if depth < DEPTH and isinstance(value, tuple | list):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self.node(item, depth + 1) for item in value]}
+        what, kept = "", value.value if isinstance(value, Kept) else value
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            self.taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
+            if self.taken > self.largest:
+                raise ValueError(f"its arrays have {self.taken:,} bytes; expected at most {self.largest:,}")
+            array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
+            if array.dtype.kind in "fiub":
+                self.arrays.append(array.astype(array.dtype.newbyteorder("<")))
+                return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
+            what = f" of {str(array.dtype)[:60]}"
+        return {"handle": [self.keep(kept), f"{type(kept).__name__[:60]}{what}"]}
 
 
-class _Room:
-    """The bytes that the arrays of an answer may have."""
-
-    def __init__(self, largest: int) -> None:
-        self.largest, self.taken = largest, 0
-
-    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Count one more array."""
-        self.taken += math.prod(shape) * itemsize
-        if self.taken > self.largest:
-            raise ValueError(f"its arrays have {self.taken:,} bytes; expected at most {self.largest:,}")
+def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:
+    """The next array, of the dtype `code` and the shape `sizes`."""
+    dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
+    if dtype.kind not in "fiub" or any(size < 0 for size in shape):
+        raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
+    return np.frombuffer(bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype).reshape(shape)
 
 
-class _Arrays:
-    """The arrays of an answer, in order."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    def next(self, code: str, sizes: list[int]) -> np.ndarray:
-        """The next array, of the dtype `code` and the shape `sizes`."""
-        dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
-        if dtype.kind not in "fiub" or any(size < 0 for size in shape):
-            raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
-        data = bytearray(self.file.read(math.prod(shape) * dtype.itemsize))
-        return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _decoded(node: Any, arrays: _Arrays, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
+def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth: int = 0) -> Any:
     """The answer that `node` describes; if it is a dictionary of arrays, `store` makes that."""
     ((kind, content),) = node.items()
     if kind == "value":
@@ -208,13 +200,70 @@ def _decoded(node: Any, arrays: _Arrays, store: Callable[[], Any] = dict, depth:
     if kind == "dict":
         found = store() if depth == 1 and all("array" in item for _, item in content) else {}
         for key, item in content:
-            found[str(key)] = _decoded(item, arrays, store, depth + 1)
+            found[str(key)] = _decoded(item, file, store, depth + 1)
         return found
     if kind in ("tuple", "list"):
-        items = [_decoded(item, arrays, store, depth + 1) for item in content]
+        items = [_decoded(item, file, store, depth + 1) for item in content]
         return tuple(items) if kind == "tuple" else items
     if kind == "array":
-        return arrays.next(*content)
+        return _read_array(file, *content)
     if kind == "handle":
         return Handle(*content)
     raise ValueError(f"an answer of the kind {kind!r}")
+
+
+def described(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Names, sources and inputs in tables, for there are many operations and few lines; and the values."""
+    names: dict[Hashable, int] = {}
+    sources: dict[Source, int] = {}
+    stacks: dict[tuple[int, ...], int] = {}
+    for each in operations:
+        stack = tuple(sources.setdefault(source, len(sources)) for source in each.stack)
+        stacks.setdefault(stack, len(stacks))
+    return {
+        "name": np.array([names.setdefault(each.name, len(names)) for each in operations], np.int64),
+        "stack": np.array([stacks[tuple(sources[line] for line in each.stack)] for each in operations], np.int64),
+        "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
+        "counts": np.array([len(each.inputs) for each in operations], np.int64),
+        "value": [each.value for each in operations],
+        "names": list(names),
+        "sources": [[each.file, each.line, each.code] for each in sources],
+        "stacks": [list(stack) for stack in stacks],
+    }
+
+
+def received(answer: Any) -> list[Operation]:
+    """The operations that a port's process described, which is not trusted.
+
+    Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` for what describes none.
+    """
+    names = [safe(str(name), VALUE) for name in answer["names"]]
+    sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
+    stacks = [tuple(_item(sources, index) for index in stack) for stack in answer["stacks"]]
+    inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])[: len(answer["name"])]
+    rows = zip(answer["name"], map(_value, answer["value"]), inputs, answer["stack"], strict=True)
+    return [
+        Operation(names[name], value, _before(i, given), _item(stacks, stack))
+        for i, (name, value, given, stack) in enumerate(rows)
+    ]
+
+
+def _item(items: Sequence[Any], index: Any) -> Any:
+    """The item at an index from the front."""
+    if int(index) < 0:
+        raise IndexError(f"the number {index} of a line")
+    return items[int(index)]
+
+
+def _value(value: Any) -> np.ndarray:
+    array = np.asarray(value, np.float64)
+    if array.size == 0:
+        raise ValueError("an operation without a value")
+    return array
+
+
+def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
+    """The inputs of an operation, all of which ran before it."""
+    if not ((inputs >= 0) & (inputs < index)).all():
+        raise ValueError(f"operation {index} with the inputs {inputs.tolist()}")
+    return tuple(inputs.tolist())

@@ -30,23 +30,22 @@ from transparity_conformance.capabilities.port_calls import (
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
-from transparity_conformance.running.adapters.model import adapted, opened
-from transparity_conformance.running.answers import taps_in
+from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
-from transparity_conformance.running.loading import LoadError, load_port
-from transparity_conformance.running.process.operations import described
+from transparity_conformance.running.inputs import taps_in
+from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port, runtime_of
 from transparity_conformance.running.process.running import listen_once
 from transparity_conformance.running.process.wire import (
     Closed,
     Handle,
     Kept,
+    described,
     encoded,
     largest_answer,
     receive_request,
     send_answer,
 )
-from transparity_conformance.running.runtimes.runtime import Listened, load_artefact, runtime_of
 
 
 class Worker:
@@ -72,7 +71,7 @@ class Worker:
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
         if adapter is not None:
-            build = adapted(build, read_adapter(adapter)) if adapter else opened(build)
+            build = adapted(build, read_adapter(adapter)) if adapter else functools.partial(made_by, build)
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
@@ -85,10 +84,9 @@ class Worker:
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
-        if (
-            not attribute and self.configs.get(number) is not None
-        ):  # a forward pass: what it returns may hold more than its taps
-            return taps_in(result, self.configs[number])
+        config = self.configs.get(number)
+        if not attribute and config is not None:  # a forward pass: what it returns may hold more than its taps
+            return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]

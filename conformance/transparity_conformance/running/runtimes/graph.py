@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 
 from transparity.errors import shown
-from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.record import Origins, Record
 from transparity_conformance.report.text import listed, safe
 from transparity_conformance.running.loading import LoadError
 
@@ -134,41 +135,20 @@ class Nodes:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         return model.SerializeToString()
 
-    def operations(
-        self, values: Mapping[str, np.ndarray], largest: float, before: Sequence[Operation] = (), given: str = ""
-    ) -> list[Operation]:
-        """The operations on real numbers; those that compute something else pass on where their numbers come from.
-
-        Args:
-            values: of all nodes, by name.
-            largest: bytes of all values that are kept.
-            before: the operations of a graph that ran before, the last of which computed the input `given`.
-        """
-        found: list[Operation] = []
-        comes_from: dict[str, tuple[int, ...]] = {given: (len(before) - 1,)} if before else {}
-        size = 0
+    def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
+        """Record the operations on real numbers, from the values of all nodes by name; those that compute something
+        else pass on where their numbers come from. The input `given` is what was recorded last before."""
+        comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
             inputs = tuple(dict.fromkeys(index for name in node.input for index in comes_from.get(name, ())))
             for name in node.output:
-                value = values.get(name)
-                comes_from[name] = inputs
-                if value is None or value.dtype.kind != "f" or not value.size or size + 8 * value.size > largest:
-                    continue
-                size += 8 * value.size
-                comes_from[name] = (len(before) + len(found),)
-                found.append(Operation(node.op_type, value.astype(np.float64), inputs, self._stack(node, number)))
-        return found
+                numbers = record.numbers(values[name]) if name in values else None
+                comes_from[name] = record.add(node.op_type, numbers, inputs, self._stack(node, number))
 
     def _stack(self, node: Any, number: int) -> tuple[Source, ...]:
         """The lines of the exported code, or the node itself with its number for a line."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
-        return tuple(reversed(frames)) or (Source(str(self.path), number, safe(_written(node))),)
-
-
-def _written(node: Any) -> str:
-    return f"{_named(node.output)} = {node.op_type}({_named(node.input)})"
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(name for name in names if name)
+        outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))
+        written = safe(f"{outputs} = {node.op_type}({inputs})")
+        return tuple(reversed(frames)) or (Source(str(self.path), number, written),)

@@ -1,8 +1,8 @@
-"""A graph in an ONNX file, run by ONNX Runtime."""
+"""Graphs in ONNX files, run by ONNX Runtime: one, or an encoder and a decoder in two files of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,16 @@ import numpy as np
 import onnxruntime
 
 from transparity.config import TransformerConfig
-from transparity.limits.files import file_size
+from transparity.errors import shown
+from transparity.limits.files import file_size, is_folder
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given
-from transparity_conformance.report.text import reason
-from transparity_conformance.running.answers import OUTPUTS
-from transparity_conformance.running.inputs import NAMES, with_mask
-from transparity_conformance.running.loading import LoadError
-from transparity_conformance.running.runtimes.graph import FRAMES, Graph, Nodes, graph_of, weights_dtype
-from transparity_conformance.running.runtimes.runtime import Limits, Listened
+from transparity_conformance.report.text import listed, reason
+from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
+from transparity_conformance.running.loading import DECODER, ENCODER, Limits, Listened, LoadError
+from transparity_conformance.running.runtimes.graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
 """The dtypes of inputs; others are int64."""
@@ -56,7 +56,10 @@ class OnnxModel:
         """The answer to a whole call, as many rows at a time as the graph takes."""
         length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
-            padded = {name: _padded(value, self.limits.length) for name, value in part.items()}
+            padded = part
+            if (most := self.limits.length) is not None:  # zeros on the right of tokens, and of their mask
+                widths = {name: ((0, 0), (0, most - value.shape[1])) for name, value in part.items() if value.ndim == 2}
+                padded = part | {name: np.pad(part[name], width) for name, width in widths.items()}
             found.append(self.run(padded, self.empty(padded), answer)[0])
         joined = np.concatenate(found)[: _rows(inputs)]
         return joined[:, :length] if joined.ndim == 3 else joined
@@ -119,8 +122,9 @@ class OnnxForward(Listened):
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
-        named = self._named(inputs)
-        return result, listened_nodes(self.model.graph.path, self.model.given(named, self.model.empty(named)), largest)
+        named, record = self._named(inputs), Record(largest)
+        listen_to_nodes(record, self.model.graph.path, self.model.given(named, self.model.empty(named)))
+        return result, record.operations
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
         """The logits of the next tokens, and the cache with them."""
@@ -132,15 +136,17 @@ class OnnxForward(Listened):
 
     def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs by the names of exporters, tokens first."""
-        every = with_mask(inputs, self.config)
+        every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
         names |= {"source": FRAMES} if self.config.reads_frames else {}
         return {names[ours]: as_given(every[ours]) for ours in ordered}
 
 
-def load(path: Path) -> OnnxModel:
-    """Open an ONNX file."""
+def load(path: Path) -> OnnxModel | OnnxPair:
+    """Open an ONNX file, or a folder with an encoder and a decoder."""
+    if is_folder(path):
+        return OnnxPair(path)
     session = opened(path)
     return OnnxModel(session, graph_of(path, session.get_inputs(), session.get_outputs()))
 
@@ -163,14 +169,12 @@ def session_of(model: str | bytes) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
-def listened_nodes(
-    path: Path, given: Mapping[str, np.ndarray], largest: float, before: Sequence[Operation] = (), after: str = ""
-) -> list[Operation]:
-    """The operations of a graph in one call, as `Nodes.operations`."""
+def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray], after: str = "") -> None:
+    """Record the operations of a graph in one call, as `Nodes.add_to`."""
     nodes = Nodes(path)
     session = session_of(nodes.opened())
     names = [each.name for each in session.get_outputs()]
-    return nodes.operations(dict(zip(names, session.run(names, given), strict=True)), largest, before, after)
+    nodes.add_to(record, dict(zip(names, session.run(names, given), strict=True)), after)
 
 
 def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
@@ -195,6 +199,81 @@ def _rows(inputs: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(inputs.values())))
 
 
-def _padded(value: np.ndarray, length: int | None) -> np.ndarray:
-    """Tokens, or their mask, with zeros on the right, up to `length`."""
-    return value if length is None or value.ndim != 2 else np.pad(value, ((0, 0), (0, length - value.shape[1])))
+MEMORY = "encoder_hidden_states"
+"""The input of the decoder that the encoder's first output is."""
+
+TAKEN = {
+    ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
+    DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
+}
+"""The inputs of each graph by the names that exporters give, and what they are."""
+
+
+class OnnxPair:
+    """Both graphs with their weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sessions = {name: opened(folder / name) for name in TAKEN}
+        self.paths = {name: folder / name for name in TAKEN}
+        for name, session in self.sessions.items():
+            _check_inputs(self.paths[name], session, TAKEN[name])
+        masked = all(any("mask" in each.name for each in session.get_inputs()) for session in self.sessions.values())
+        dtypes = {weights_dtype(path) for path in self.paths.values()}
+        narrow = dtypes & {"int8", "float16", "bfloat16"}
+        self.limits = Limits(has_mask=masked, has_token_types=False, dtype=min(narrow or dtypes, key=len))
+
+    def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxPairForward:
+        """The forward pass, `forward(source=…, target=…)`."""
+        if config.architecture != "encoder-decoder":
+            raise LoadError(
+                f"{self.paths[ENCODER].parent} has an encoder and a decoder, and the checkpoint is a "
+                f"{config.architecture}; give that which they were made of."
+            )
+        names = [each.name for each in self.sessions[ENCODER].get_inputs()]
+        check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)
+        return OnnxPairForward(self, config)
+
+    def given(self, name: str, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs of a graph, by its own names."""
+        return {
+            each.name: np.ascontiguousarray(every[TAKEN[name][each.name]], DTYPES.get(each.type, np.int64))
+            for each in self.sessions[name].get_inputs()
+        }
+
+
+class OnnxPairForward(Listened):
+    """The encoder, then the decoder, at once."""
+
+    def __init__(self, model: OnnxPair, config: TransformerConfig) -> None:
+        self.model, self.config = model, config
+        names = [each.name for each in model.sessions[DECODER].get_outputs()]
+        self.answer = "logits" if "logits" in names else names[0]
+
+    def __call__(self, **inputs: np.ndarray) -> np.ndarray:
+        every = self._every(inputs)
+        logits: np.ndarray = self.model.sessions[DECODER].run([self.answer], self.model.given(DECODER, every))[0]
+        return logits
+
+    def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
+        """The answer, and the operations of both graphs in turn."""
+        result, every, record = self(**inputs), self._every(inputs), Record(largest)
+        for name, path in self.model.paths.items():
+            listen_to_nodes(record, path, self.model.given(name, every), MEMORY)
+        return result, record.operations
+
+    def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All that the graphs take: tokens, the mask of the source, and what the encoder makes of them."""
+        every = add_mask(inputs, self.config)
+        every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
+        return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
+
+
+def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
+    """Raise `LoadError` for a graph with other inputs, or with sizes that it fixes."""
+    for each in session.get_inputs():
+        if each.name not in taken:
+            raise LoadError(
+                f"{path} takes {shown(each.name)}; expected {listed(list(taken))}: export it without a cache."
+            )
+        if any(isinstance(size, int) for size in each.shape[: 1 if each.name == FRAMES else 2]):
+            raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with free sizes.")

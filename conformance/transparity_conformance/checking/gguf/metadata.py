@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.artefacts.gguf.reading import GgufFile
+from transparity.limits.files import file_size
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
+from transparity_conformance.report.text import reason
+from transparity_conformance.running.loading import LoadError
 from transparity_numpy.positions import rotary_frequencies
 
 REQUIRED = object()
@@ -73,13 +79,13 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
     for key in keys_of(config, file.architecture):
         name, right, given = f"{file.architecture}.{key.name}", getattr(config, key.field), file.field(key.name)
         if given is None and key.default is REQUIRED:
-            faults.append(_fault(name, "it is missing, and llama.cpp has no default for it"))
+            faults.append(known_fault(name, "it is missing, and llama.cpp has no default for it"))
             continue
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
             how = said if given is not None else f"missing, for which llama.cpp takes {said}"
-            faults.append(_fault(name, f"it is {how}; the checkpoint has {right}"))
+            faults.append(known_fault(name, f"it is {how}; the checkpoint has {right}"))
             fields[CONFIG_NAMES.get(key.field, key.field)] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
@@ -91,7 +97,8 @@ def _is_same(value: float, right: float | None) -> bool:
     return right is not None and np.float32(value) == np.float32(right)
 
 
-def _fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
+def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
+    """A fault that is a fact, and no difference of numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
 
 
@@ -106,7 +113,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     found = factor if kind == "linear" else None
     if found != linear and not (found and linear and _is_same(found, linear)):
         says = f"rope.scaling is {shown(kind)} by {shown(factor)}; the checkpoint has {config.rotary_scaling}"
-        faults.append(_fault(f"{file.architecture}.rope.scaling", says))
+        faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
         fields = {"rotary_scaling": "linear", "rotary_factor": float(found)} if found else {"rotary_scaling": "none"}
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None and config.rotary_scaling != "llama3":
@@ -116,7 +123,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
         how = "missing, so that no angle is slowed" if tensor is None else f"up to {factors.max():.4g}"
         says = f"the factors of the rotary angles are {how}; by the checkpoint they are up to {right.max():.4g}"
-        faults.append(_fault("rope_freqs.weight", says, "gguf-rope-factors"))
+        faults.append(known_fault("rope_freqs.weight", says, "gguf-rope-factors"))
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
         fields = slowed if tensor is not None and config.rotary_scaling == "llama3" else {"rotary_scaling": "none"}
     return faults, fields
@@ -133,13 +140,100 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
     activation = ACTIVATIONS.get(name, "silu")
     if config.activation != activation:
         says = f"llama.cpp runs its feed-forward with {activation}; the checkpoint has {config.activation}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
     if config.sliding_window is not None and name != "gemma2":
         says = f"llama.cpp has no sliding window in it; the checkpoint has one of {config.sliding_window}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
     if config.query_temperature:
-        yield _fault(name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed")
+        yield known_fault(
+            name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed"
+        )
     scale = config.head_dim**-0.5
     if not _is_same(config.score_scale, scale):
         says = f"llama.cpp scales its scores by {scale:.4g}; the checkpoint by {config.score_scale:.4g}"
-        yield _fault(name, says, "gguf-not-expressed")
+        yield known_fault(name, says, "gguf-not-expressed")
+
+
+MOST_ITEMS = 2**22
+"""Tensors, fields, or items of an array of metadata; the longest lists are those of tokenizers, about 2¹⁹."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor as it is stored."""
+
+    name: str
+    kind: Any
+    """Its `GGMLQuantizationType`."""
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    def numbers(self) -> np.ndarray:
+        """Its numbers in float32; raises `LoadError` for a type that cannot be dequantised."""
+        try:
+            found = call_port(gguf.dequantize, self.data, self.kind)
+        except PortCallError as error:
+            raised = reason(error.__cause__ or error)
+            raise LoadError(f"{self.name} has the type {self.kind.name}, which gguf cannot read: {raised}.") from None
+        return np.asarray(found, np.float32).reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class GgufFile:
+    """An open file."""
+
+    path: Path
+    architecture: str
+    fields: dict[str, Any]
+    """Metadata by key, without tokenizers' lists."""
+    tensors: dict[str, Tensor]
+
+    def field(self, name: str) -> Any:
+        """The metadata of the architecture, such as `rope.freq_base`; None if there is none."""
+        return self.fields.get(f"{self.architecture}.{name}")
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Open a file; raises `LoadError` if it cannot be read."""
+    file_size(path, LoadError)
+    try:
+        opened: GgufFile = call_port(_read, path)
+        return opened
+    except PortCallError as error:
+        raise LoadError(f"{path} cannot be read as a GGUF file: {reason(error.__cause__ or error)}.") from None
+
+
+class _Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """The library's reader with bounds: counts are not trusted, and it takes what is beyond the end for empty."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+        if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("it is shorter than its header or its tensors")
+        return super()._get(offset, dtype, count, *order, **named)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY:
+            _check_count(self._get(orig_offs + 4, np.uint64))
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+def _check_count(counts: np.ndarray) -> None:
+    if counts.max(initial=0) > MOST_ITEMS:
+        raise ValueError(f"it announces {counts.max():,} items, expected at most {MOST_ITEMS:,}")
+
+
+def _read(path: Path) -> GgufFile:
+    _check_count(np.fromfile(path, "<u8", 2, offset=8))  # of its tensors and fields
+    reader = _Reader(path)
+    if reader.byte_order != "I":
+        raise ValueError("its numbers are big-endian")
+    lists = {"tokens", "merges", "scores", "token_type"}
+    fields = {name: field.contents() for name, field in reader.fields.items() if name.rpartition(".")[2] not in lists}
+    architecture = fields.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ValueError(f"its general.architecture is {shown(architecture)}")
+    tensors = {
+        each.name: Tensor(each.name, each.tensor_type, tuple(int(size) for size in reversed(each.shape)), each.data)
+        for each in reader.tensors
+    }
+    return GgufFile(path, architecture, fields, tensors)

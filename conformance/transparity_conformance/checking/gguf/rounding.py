@@ -49,13 +49,10 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
         return None
     blocks = right.reshape(-1, OF_16.get(kind, 32))
     largest = np.abs(blocks).max(axis=1, keepdims=True)
-    steps = 2 * largest / (2 ** BITS[kind] - 1) + _least(kind)
+    # of a block whose scale is the least number of half precision; of some types it is a scale of scales
+    least = 2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1)
+    steps = 2 * largest / (2 ** BITS[kind] - 1) + least
     return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
-
-
-def _least(kind: Any) -> float:
-    """The step of a block whose scale is the least number of half precision; of some types it is a scale of scales."""
-    return float(2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1))
 
 
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:

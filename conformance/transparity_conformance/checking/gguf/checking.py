@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,17 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
-from transparity_conformance.checking.artefacts.gguf.layouts import check_family, names_in_file
-from transparity_conformance.checking.artefacts.gguf.metadata import metadata_faults
-from transparity_conformance.checking.artefacts.gguf.reading import read_gguf
-from transparity_conformance.checking.artefacts.gguf.tensors import (
+from transparity_conformance.checking.check import check
+from transparity_conformance.checking.gguf.metadata import metadata_faults, read_gguf
+from transparity_conformance.checking.gguf.tensors import (
     Checkpoint,
     Compared,
+    check_family,
     compare,
     head_faults,
     name_faults,
+    names_in_file,
 )
-from transparity_conformance.checking.artefacts.systems import ArtefactSystem
-from transparity_conformance.checking.check import check
 from transparity_conformance.checking.systems import System
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.exporting import tensors_in
@@ -32,7 +31,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_with
 from transparity_conformance.report.report import ClaimResult, Divergence, Report, Verdict
-from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
 NOT_RUN = "llama.cpp itself: the file is compared to its checkpoint, and not run"
@@ -47,15 +46,10 @@ class GgufCheck:
         self.options = options
         self.file = read_gguf(Path(port))
 
-    def systems(self, checkpoint: importing.Checkpoint | None) -> Iterator[ArtefactSystem]:
-        """The checkpoint; raises `UsageError` without one, and for one of another architecture."""
-        if checkpoint is None:
-            raise UsageError(
-                f"{self.file.path} has weights of its own; give the folder of the checkpoint that it was made of, "
-                "by --checkpoint FOLDER."
-            )
+    def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
+        """Yield the checkpoint; raise `UsageError` for one of another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
-        yield ArtefactSystem(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
+        yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         hub = self._checkpoint(system)
@@ -68,7 +62,7 @@ class GgufCheck:
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
             why = "the logits: the file has not all the weights of the checkpoint, in its shapes"
-            return dataclasses.replace(report, not_compared=(*report.not_compared, why))
+            return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
 
@@ -85,21 +79,12 @@ class GgufCheck:
         """The report on names, metadata and numbers."""
         worst = sorted(compared.measured, key=lambda each: each.share)[-1:]
         verdict: Verdict = "diverges" if compared.faults else "agrees"
-        claims = [
-            ClaimResult("gguf.tensors", verdict, each.error, each.budget, f"{each.tap} ({each.probe})")
-            for each in worst
-        ]
-        return Report(
-            name,
-            "diverges" if faults else "inconclusive" if compared.not_compared else "agrees",
-            faults[0].where if faults else None,
-            tuple(faults),
-            tuple(claims),
-            tuple(compared.measured),
-            not_compared=(NOT_RUN, *compared.not_compared),
-            dtype=self.options["dtype"],
-            port=self.options["name"],
-        )
+        where = [f"{each.tap} ({each.probe})" for each in worst]
+        claims = [ClaimResult("gguf.tensors", verdict, each.error, each.budget, *where) for each in worst]
+        report = Report(name, "inconclusive" if compared.not_compared else "agrees", None)
+        report = replace(report, dtype=self.options["dtype"], port=self.options["name"])
+        measured, not_compared = tuple(compared.measured), (NOT_RUN, *compared.not_compared)
+        return report.adding(*faults, claims=claims, not_compared=not_compared, measured=measured)
 
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
@@ -112,13 +97,12 @@ class GgufCheck:
             (config, system.parameters),
             (config, parameters_from(family, config, compared.as_converted_rightly)),
         )
-        notes = [*report.notes, *_effect("quantisation alone", exact, right)]
+        report = report.adding(notes=_effect("quantisation alone", exact, right))
         try:
-            wrong = dataclasses.replace(config, **fields), parameters_from(family, config, compared.as_they_are)
+            wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
-            return dataclasses.replace(report, notes=(*notes, f"its metadata gives no model: {error}"))
-        notes += _effect("what is wrong", right, wrong)
-        report = dataclasses.replace(report, notes=tuple(notes))
+            return report.adding(notes=[f"its metadata gives no model: {error}"])
+        report = report.adding(notes=_effect("what is wrong", right, wrong))
         if all(fault.causes for fault in report.faults):
             return report
 
@@ -127,7 +111,7 @@ class GgufCheck:
 
         options = {**self.options, "logits_only": False, "progress": progress}
         found = check(build, system.name, config=config, parameters=right[1], **options).faults
-        return dataclasses.replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
+        return replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
 
 
 def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:

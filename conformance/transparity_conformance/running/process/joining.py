@@ -18,7 +18,7 @@ from transparity_conformance.capabilities.sharding import Sharding, join
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.process.wire import Handle
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,11 @@ class Whole:
             return list(first)
         key = number, names[0]
         if key not in self.told:
-            self.told[key] = [_is_alike([operations[index] for operations in by_rank]) for index in range(len(first))]
+            self.told[key] = [
+                all(np.array_equal(same[0].value, other.value, equal_nan=True) for other in same[1:])
+                for same in zip(*by_rank, strict=True)
+            ]
         return _kept(first, self.told[key])
-
-
-def _is_alike(same: Sequence[Operation]) -> bool:
-    return all(np.array_equal(same[0].value, other.value, equal_nan=True) for other in same[1:])
 
 
 def _kept(operations: Sequence[Operation], keep: Sequence[bool]) -> list[Operation]:

@@ -1,0 +1,180 @@
+"""The stages of a check on several ranks: one rank of the same code, replicas, and what each rank drops in training.
+
+What differs between one rank and many beyond rounding is the sharding's doing. A port may offer one forward pass as in
+training, `with_dropout(**tokens)`, a dict of taps: shards have to drop their own entries, replicas the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.sharding import Placement, split
+from transparity_conformance.checking.calls import run_all
+from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.diagnosis.judge import Actual, Progress
+from transparity_conformance.oracle.probes import Probe, as_given
+from transparity_conformance.oracle.undetermined import judged_gap
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
+from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.process.joining import Differing
+from transparity_conformance.running.process.ranks import ProcessGroup, isolated_of
+from transparity_conformance.running.process.running import Port, built, in_precision
+
+CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
+
+METHOD = "with_dropout"
+"""The method of a port that runs as in training."""
+
+SIDES = 2
+"""Each of the two runs may be off by its budget."""
+
+FLUKE = 1e-6
+"""Masks are of one seed if independent ones were the same with a smaller chance than this."""
+
+
+def run_one_rank(evidence: Evidence) -> None:
+    """Compare the ranks with one rank of the same code."""
+    arguments, group = evidence.arguments, evidence.ranks
+    how = arguments.dtype, arguments.logits_only, evidence.progress
+    evidence.one_rank = against_one(group, evidence.build, arguments.probes, *how)
+
+
+def against_one(
+    group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
+) -> Ranks:
+    """Run many ranks and one of the same code on probes, and compare; probes that the port refuses are left out.
+
+    Raises `PortError` if the many fail; that one does is the reason why nothing was compared.
+    """
+    many = run_all(build, probes, progress, logits_only=logits_only)
+    declared = next(iter(group.shardings.values())).placements
+    placements = {name: str(placement) for name, placement in declared.items()}
+    one = in_precision(isolated_of(build).on(group.alone), dtype)
+    try:
+        alone = run_all(one, many.probes, progress, logits_only=logits_only)
+    except (PortError, LoadError) as error:
+        return Ranks(group.ranks, "inconclusive", reason=str(error), placements=placements)
+    answered = {key: probe for key, probe in many.probes.items() if alone.probes.get(key) is probe}
+    found = compared(group.ranks, answered, alone.actual, many.actual, dtype)
+    return dataclasses.replace(found, placements=placements)
+
+
+def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> Ranks:
+    """The tap where the two differ by the largest share of the budgets of both."""
+    worst = Ranks(count, "agrees", where="logits")
+    for key, probe in probes.items():
+        for tap in [tap for tap in actual[key] if tap in alone[key]]:
+            budget = SIDES * probe.oracle.budget(tap, dtype)
+            error = judged_gap(probe, tap, actual[key][tap], alone[key][tap], dtype)
+            if share(error, budget) > share(worst.error, worst.budget):
+                worst = Ranks(count, "agrees", error, budget, tap, probe.name)
+    differs = share(worst.error, worst.budget) > 1
+    return dataclasses.replace(worst, one_rank="diverges") if differs else worst
+
+
+def judge_ranks(evidence: Evidence) -> None:
+    """Add the comparison with one rank, replicas that differ and, if all agree, what each rank drops in training."""
+    group, probes = evidence.ranks, evidence.arguments.probes
+    assert evidence.one_rank is not None
+    evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
+    if evidence.agrees():
+        judge_dropout(evidence, next(iter(probes.values())))
+
+
+def adding_ranks(report: Report, ranks: Ranks, differing: Differing, probes: Mapping[str, Probe]) -> Report:
+    """Return the report with the comparison of one rank and many, and with replicas that are not the same."""
+    if ranks.one_rank == "inconclusive":
+        report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
+        return _adding_replicas(report, differing, probes)
+    faults = []
+    if ranks.one_rank == "diverges" and report.verdict != "diverges":
+        says = f"{ranks.count} ranks and 1 of the same code differ by more than rounding"
+        faults = [Divergence(ranks.where, ranks.error, ranks.budget, _cause("ranks-differ", says), probe=ranks.probe)]
+    claim = ClaimResult(CLAIM, ranks.one_rank, ranks.error, ranks.budget, ranks.where)
+    return _adding_replicas(report.adding(*faults, ranks=ranks, claims=[claim]), differing, probes)
+
+
+def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
+    """The report with every value that is declared to be the same on all ranks, and is not.
+
+    A replica may be off by the largest share of its size that a budget of a tap has.
+    """
+    allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
+    far = [each for each in differing.worst.values() if each.relative > allowed]
+    worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
+    used = (0.0, 0.0, "")
+    if worst is not None:
+        used = worst.relative, allowed, f"{worst.name} (ranks {worst.ranks[0]} and {worst.ranks[1]})"
+    report = report.adding(claims=[ClaimResult(REPLICAS, "diverges" if far else "agrees", *used)])
+    if not far or "gradient-not-reduced" in {cause.mistake for fault in report.faults for cause in fault.causes}:
+        return report
+    first = far[0]
+    others = f" and {len(far) - 1} more" if far[1:] else ""
+    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of {first.name}{others}, a replica"
+    if report.verdict == "diverges":
+        return report.adding(notes=[says])
+    budget = allowed * first.gap / first.relative
+    return report.adding(Divergence(first.name, first.gap, budget, _cause("replicas-differ", says)))
+
+
+def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float]:
+    for probe in probes.values():
+        for tap, value in probe.oracle.expected.items():
+            largest = float(abs(value[abs(value) < float("inf")]).max(initial=0.0))
+            budget = probe.oracle.budget(tap, dtype)
+            if largest and budget < float("inf"):
+                yield budget / largest
+
+
+def judge_dropout(evidence: Evidence, probe: Probe) -> None:
+    """Compare what a port drops on each rank, if it offers that; raises `PortError` if its method fails."""
+    group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
+    if not group.offers(forward, METHOD):
+        evidence.add(not_compared=[f"{METHOD}: the port does not offer it"])
+        return
+    tokens = {name: as_given(value) for name, value in probe.inputs.items()}
+    answers = [dict(answer) for answer in group.answers_of(forward, METHOD, tokens)]
+    sharding, expected = group.sharding_of(forward.handle), probe.oracle.expected
+    names = [tap for tap in expected if all(tap in answer for answer in answers)]
+    wrong = [
+        Divergence(tap, 1.0, 0.0, _cause(*found), probe=probe.name)
+        for tap in names
+        if (found := _wrong_drops([np.asarray(each[tap]) for each in answers], sharding.of(tap), expected[tap]))
+    ]
+    verdict = ClaimResult(DROPOUT, "diverges" if wrong else "agrees", float(bool(wrong)), 0.0, ", ".join(names[:1]))
+    evidence.add(*wrong, claims=[verdict])
+
+
+def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> tuple[str, str] | None:
+    """The cause, if the wrong entries are dropped: those that are 0 where the reference's are not."""
+    parts = split(expected, placement, len(values))
+    if [value.shape for value in values] != [part.shape for part in parts]:
+        return None
+    dropped = [(value == 0) & (part != 0) for value, part in zip(values, parts, strict=True)]
+    for rank in [rank for rank in range(1, len(values)) if parts[rank].shape == parts[0].shape]:
+        both = (parts[0] != 0) & (parts[rank] != 0)
+        is_same = np.array_equal(dropped[0][both], dropped[rank][both])
+        if placement.kind == "replicated" and not is_same:
+            says = f"ranks 0 and {rank} drop different entries of a value that is the same on all ranks"
+            return "dropout-on-replicas", says
+        if placement.kind == "sharded" and is_same and _chance(dropped[0][both]) < FLUKE:
+            says = f"ranks 0 and {rank} drop the same entries of their shards: their seeds are the same"
+            return "dropout-seed-shared", says
+    return None
+
+
+def _chance(dropped: np.ndarray) -> float:
+    """The chance that an independent mask of the same rate is the same."""
+    rate = float(dropped.mean()) if dropped.size else 0.0
+    return float((rate**2 + (1 - rate) ** 2) ** dropped.size)
+
+
+def _cause(mistake: str, says: str) -> tuple[Cause, ...]:
+    return (Cause(mistake, says, None, 0.0, 1.0),)

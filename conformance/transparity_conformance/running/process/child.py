@@ -1,0 +1,300 @@
+"""A child process: of a port, which is sent requests, or a program on a bundle; stopped with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from transparity.errors import shown
+from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
+from transparity_conformance.checkpoints.files import BundleError
+from transparity_conformance.report.text import reason
+from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
+
+TIMEOUT = 300.0
+"""Seconds that a port has for the answer to one call, or a program for all of its work."""
+
+LONGEST_TIMEOUT = 1e6
+"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
+
+
+def checked_timeout(seconds: float | None) -> float:
+    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
+    if seconds is None:
+        return TIMEOUT
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise UsageError(f"The timeout is {seconds:g}; expected seconds above 0, at most {LONGEST_TIMEOUT:g}.")
+    return seconds
+
+
+class PortProcess:
+    """A process of a port, which answers one request after the other.
+
+    Args:
+        spec, timeout, adapter: as for `ProcessGroup`.
+        environment: variables that the process has beside those of this one.
+        who: the process in messages.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        timeout: float,
+        adapter: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        who: str = "The port",
+    ) -> None:
+        self.timeout, self.who = timeout, who
+        self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
+        self.released: list[int] = []
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.connection = ours
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "transparity_conformance.running.process.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=os.environ | environment if environment else None,
+            )
+        self.folders: list[str] = []
+        self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
+        self._send(largest_answer(), "load", spec, adapter)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
+        """Send a request, whose answer is to be `received`."""
+        numbers = [self.released.pop() for _ in range(len(self.released))]
+        if numbers:
+            self._send(0, "release", numbers)
+            self.received(what)
+        self._send(min(largest or largest_answer(), largest_answer()), name, *arguments)
+
+    def _send(self, largest: int, name: str, *arguments: Any) -> None:
+        try:
+            self.connection.settimeout(self.timeout)
+            send_request(self.connection, (name, arguments, largest))
+        except OSError:  # the process has ended or does not read: reading its answer tells which
+            pass
+
+    def received(self, what: str, deadline: float | None = None) -> Any:
+        """The answer to a request, by the time `deadline`; None: within the timeout from now."""
+        try:
+            deadline = deadline or time.monotonic() + self.timeout
+            kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
+        except TimeoutError:
+            self.stop()
+            raise PortTimeoutError(
+                f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
+                "more."
+            ) from None
+        except (OSError, Closed):
+            raise self._died(what) from None
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
+            self.stop()
+            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
+        if kind == "returned":
+            return content[0]
+        if kind == "raised":
+            raise PortCallError(str(content[0]))
+        self.stop()
+        raise LoadError(str(content[0]))
+
+    def _died(self, what: str) -> PortProcessError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        code = self.process.returncode
+        self.stop()
+        if code is None:
+            how = "closed its connection to the checker"
+        else:
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
+
+    def folder(self) -> str:
+        """A folder for files that the process reads; it is removed after the process has ended."""
+        if not self.folders:
+            self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
+        return self.folders[0]
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: list[str]) -> None:
+    connection.close()
+    stop_group(process)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class PortTimeoutError(PortProcessError):
+    """The port gave no answer in time."""
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `the signal 40` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"the signal {number}"
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all processes that it started: one that lives on could still be writing."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+PATIENCE = 0.02
+"""Seconds between looks at programs that run."""
+
+TAIL = 2000
+"""Bytes that are kept of the end of a program's standard error."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The end of a program."""
+
+    actual: Path
+    """The file that it should have written."""
+    failure: str | None
+    """The reason of its failure, in one sentence; None if it ended with the exit code 0."""
+
+
+def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Completed:
+    """Run a program on a bundle.
+
+    Args:
+        command: the program and its arguments, split as a shell does, but without a shell. `{bundle}` and `{actual}`
+            are replaced by the two paths; without either, the paths are the last arguments.
+        bundle: the folder that the program reads.
+        actual: the file that it should write.
+        timeout: seconds after which it is stopped, with all processes that it started.
+
+    Raises `BundleError` if it cannot be started.
+    """
+    return run_together(command, bundle, [(Path(actual), {})], timeout)[0]
+
+
+def run_together(
+    command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
+) -> list[Completed]:
+    """Run a program several times at once, each with a file of its own to write and its own environment; when one
+    fails, the others, which may wait for it, are stopped. Otherwise as `run_command`."""
+    programs: list[_Program] = []
+    try:
+        for number, (actual, environment) in enumerate(copies):
+            who = f"Rank {number} of the command" if len(copies) > 1 else "The command"
+            programs.append(_Program(command, Path(bundle), actual, environment, who))
+        deadline = time.monotonic() + timeout
+        while any(program.is_running for program in programs) and not any(program.failed for program in programs):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(PATIENCE)
+        first = next((program for program in programs if program.failed), None)
+        return [program.completed(timeout, first) for program in programs]
+    finally:
+        for program in programs:
+            stop_group(program.process)
+
+
+class _Program:
+    """One run of a program."""
+
+    def __init__(self, command: str, bundle: Path, actual: Path, environment: Mapping[str, str], who: str) -> None:
+        self.command, self.actual, self.who = command, actual, who
+        arguments = command_line(command, bundle, actual)
+        try:
+            self.process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=os.environ | environment,
+            )
+        except (OSError, ValueError) as error:
+            raise BundleError(f"The command {shown(command)} cannot be started: {reason(error)}.") from None
+        assert self.process.stderr is not None
+        self.tail = _Tail(self.process.stderr)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.process.poll())
+
+    def completed(self, timeout: float, first: _Program | None) -> Completed:
+        """The end of the program, which is that of the `first` that failed if it waited for it."""
+        code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
+        if code == 0:
+            return Completed(self.actual, None)
+        if code is None and first is not None:
+            return Completed(self.actual, first.completed(timeout, None).failure)
+        if code is None:
+            return Completed(self.actual, f"{named} was stopped after {timeout:g} s.")
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        last = self.tail.last_line()
+        return Completed(self.actual, f"{named} {how}{f', with the message: {last}' if last else ''}.")
+
+
+def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
+    """The command as a program and its arguments."""
+    try:
+        parts = shlex.split(command)
+    except ValueError as error:
+        raise BundleError(f"The command {shown(command)} cannot be read: {str(error).rstrip('.').lower()}.") from None
+    if not parts:
+        raise BundleError("The command is empty; expected a program and its arguments.")
+    paths = {"{bundle}": str(bundle), "{actual}": str(actual)}
+    if not any(place in part for part in parts for place in paths):
+        return [*parts, *paths.values()]
+    for place, path in paths.items():
+        parts = [part.replace(place, path) for part in parts]
+    return parts
+
+
+class _Tail:
+    """The end of a stream that is read in a thread; the rest is thrown away, for it may be without end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.content = b""
+        self.stream = stream
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self.stream:
+            while chunk := os.read(self.stream.fileno(), 2**16):
+                self.content = (self.content + chunk)[-TAIL:]
+
+    def last_line(self) -> str:
+        """The last line that is not empty, as printable characters."""
+        self.thread.join(1)
+        lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        return "".join(character for character in last if character.isprintable())[:200].rstrip(".")

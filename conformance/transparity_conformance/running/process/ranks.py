@@ -1,0 +1,299 @@
+"""The processes of a port, asked together: to the rest of the checker, ranks are one port.
+
+A port is stopped, with all processes that it started, if it gives no answer in time and when the check ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, PortProcessError
+from transparity_conformance.capabilities.sharding import ALONE, Sharding, read_placements
+from transparity_conformance.running.inputs import shapes_of
+from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
+from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
+from transparity_conformance.running.process.wire import Handle, described, received
+
+
+class ProcessGroup:
+    """The processes of a port, one for each rank, which answer together.
+
+    Args:
+        spec: `file.py:build` or `module:build`.
+        timeout: seconds for an answer.
+        adapter: the file of an adapter; an empty one: the port makes a model that keeps its own weights.
+        ranks: the number of processes.
+        is_launched: whether they have a rank in their environment, and answers are joined; else there is one process.
+    """
+
+    def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
+        self.ranks, self.spec, self.adapter, self.is_launched = ranks, spec, adapter, is_launched
+        self.processes = [
+            PortProcess(spec, timeout, adapter, environment, "The port" if ranks == 1 else f"Rank {rank} of {ranks}")
+            for rank, environment in enumerate(environments(ranks) if is_launched else [{}])
+        ]
+        self.differing, self.whole = Differing(), Whole()
+        self.shardings: dict[int, Sharding] = {}
+        self.configs: dict[int, TransformerConfig] = {}
+        self._loaded: tuple[Any, Any] | None = None
+        self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
+        """One rank of the same code, which is started with the others."""
+
+    def stop(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            process.stop()
+        if self.alone is not None:
+            self.alone.stop()
+
+    def load(self, spec: str) -> None:
+        """Go on with another port in the same processes, and in that of one rank."""
+        self.loaded()
+        for process in self.processes:
+            process.ask("loading the port", "load", spec, self.adapter)
+        self.spec, self._loaded = spec, None
+        self.differing = Differing()
+        self.loaded()
+        if self.alone is not None:
+            self.alone.load(spec)
+
+    @property
+    def is_running(self) -> bool:
+        return all(process.is_running for process in self.processes)
+
+    def loaded(self) -> tuple[int, Any]:
+        """The number of the port's function and its signature; raises `LoadError` if there is none."""
+        if self._loaded is None:
+            try:
+                answers = self._together("loading the port")
+            except PortCallError as error:
+                raise LoadError(f"The port cannot be loaded: it raised {error}.") from None
+            self._loaded = answers[0][0], answers[0][1]
+        return self._loaded
+
+    def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
+        """The answer to a request, of at most `largest` bytes; `what` names the request in messages."""
+        self.loaded()
+        self.differing.last = {}
+        answers = self._asked(what, name, *arguments, largest=largest)
+        if not self.is_launched:
+            return answers[0]
+        if name == "build":
+            return self._built(answers, arguments)
+        if name == "listen":
+            operations = self.whole.of(int(arguments[0]), [received(answer[1]) for answer in answers])
+            return [self._joined(what, [answer[0] for answer in answers], arguments), described(operations)]
+        return self._joined(what, answers, arguments) if name == "call" else answers[0]
+
+    def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        """What `build` returned on every rank; the placements that it declares are kept."""
+        numbers = [answer[0] for answer in answers]
+        if None in numbers:
+            return answers[numbers.index(None)]
+        if len(set(numbers)) > 1:
+            raise PortProcessError(f"The ranks built different objects: {numbers}.")
+        number = int(numbers[0])
+        declared = self._asked("its placements", "placements", number)
+        for rank, each in enumerate(declared):
+            if each != declared[0]:
+                raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
+        self.shardings[number] = Sharding(self.ranks, read_placements(declared[0], self.ranks))
+        self.configs[number] = arguments[1][0]
+        return answers[0]
+
+    def _joined(self, what: str, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        number = int(arguments[0])
+        method = arguments[1] if isinstance(arguments[1], str) and arguments[1] else what
+        tokens = next((each for each in arguments[1:] if isinstance(each, Mapping)), {})
+        config, shapes = self.configs.get(number), Shapes()
+        if config is not None and what != "forward":
+            shapes = parameter_shapes(config)
+        elif config is not None and tokens:
+            shapes = shapes_of(config, tokens)
+        return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
+
+    def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
+        """The answers of all ranks to a request."""
+        for rank, process in enumerate(self.processes):
+            given = _of_rank(arguments, rank) if self.is_launched else arguments
+            process.ask(what, name, *given, largest=largest)
+        return self._together(what)
+
+    def _together(self, what: str) -> list[Any]:
+        """The answers of all ranks, in whatever order they come: a rank may wait for another."""
+        try:
+            return SharedCall(self.processes, what).answers()
+        except PortCallError:  # all are still there
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
+    def folder(self) -> str:
+        """A folder for files that the processes read."""
+        return self.processes[0].folder()
+
+    def offers(self, forward: Any, name: str) -> bool:
+        """Return whether a built port has the method `name` on every rank."""
+        return all(self._asked("what it offers", "offers", forward.handle.number, name))
+
+    def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
+        """The answers of a method of a built port, by rank."""
+        return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
+
+    def sharding_of(self, handle: Handle) -> Sharding:
+        """The ranks of a built port, and the placements that it declares."""
+        return self.shardings.get(handle.number, ALONE)
+
+    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """What should have been the same on all ranks in the last call, and was not."""
+        return self.differing.last
+
+    def handle(self, number: int) -> Handle:
+        handle = Handle(number, "port")
+        return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
+
+    def forgotten_with(self, handle: Handle) -> Handle:
+        """Let the processes forget an object when the checker does."""
+        handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
+        for process, each in zip(self.processes, handles, strict=False):
+            weakref.finalize(handle, process.released.append, each.number)
+        return handle
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    """A request as one rank receives it: with its own objects."""
+    if isinstance(value, RankHandle):
+        return value.handles[rank]
+    if isinstance(value, dict):
+        return {name: _of_rank(item, rank) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_of_rank(item, rank) for item in value)
+    return value
+
+
+def isolated_of(build: Callable[..., Any]) -> Any:
+    """The port in other processes, without the options that are bound to it."""
+    return isolated_of(build.func) if isinstance(build, functools.partial) else build
+
+
+def ranks_of(build: Callable[..., Any]) -> int:
+    """The ranks that a port runs on."""
+    group = group_of(build)
+    return 1 if group is None else group.ranks
+
+
+def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
+    """The processes of a port on ranks; None for any other port."""
+    process = getattr(isolated_of(build), "process", None)
+    return process if isinstance(process, ProcessGroup) and process.is_launched else None
+
+
+ADDRESS = "127.0.0.1"
+
+LOCAL = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+}
+"""Variables that keep what they are set to: threads as `torchrun` sets them, and collectives over the loopback."""
+
+
+def environments(ranks: int) -> list[dict[str, str]]:
+    """The variables of each rank: those of `torchrun`, and the coordinator of `jax.distributed.initialize`."""
+    with socket.socket() as one, socket.socket() as other:  # two ports that nothing listens on
+        for each in (one, other):
+            each.bind((ADDRESS, 0))
+        torch_port, jax_port = (each.getsockname()[1] for each in (one, other))
+    of_all = {name: value for name, value in LOCAL.items() if name not in os.environ} | {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(torch_port),
+        "JAX_COORDINATOR_ADDRESS": f"{ADDRESS}:{jax_port}",
+        "GROUP_RANK": "0",
+    }
+    return [of_all | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+WAITS = 5.0
+"""Seconds beyond those that the first rank took to fail, after which the others are taken to wait for it."""
+
+PATIENCE = 0.5
+"""Seconds without an answer after which it is asked whether every process still runs."""
+
+
+class SharedCall:
+    """One request that all ranks answer."""
+
+    def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
+        self.processes, self.what = processes, what
+        self.found: dict[int, Any] = {}
+        self.errors: dict[int, PortError] = {}
+        self.waited = self._receive()
+
+    def _receive(self) -> list[int]:
+        """Wait for every rank, or until those that are left wait for one that failed; return these."""
+        began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
+        deadline = began + self.processes[0].timeout
+        while waiting and time.monotonic() < deserted_at:
+            ready = wait([each.connection for each in waiting.values() if each.is_running], PATIENCE)
+            for rank, process in list(waiting.items()):
+                if process.connection not in ready and process.is_running and time.monotonic() < deadline:
+                    continue
+                del waiting[rank]
+                try:
+                    self.found[rank] = process.received(self.what, deadline)
+                except PortError as error:
+                    self.errors[rank] = error
+                    deserted_at = min(deserted_at, 2 * time.monotonic() - began + WAITS)
+        return list(waiting)
+
+    def answers(self) -> list[Any]:
+        """The answers by rank; raises the error of the rank that failed first of all."""
+        if len(self.processes) == 1 and self.errors:
+            raise self.errors[0]
+        if not self.errors:
+            return [answer for _, answer in sorted(self.found.items())]
+        timeouts = [rank for rank, error in self.errors.items() if isinstance(error, PortTimeoutError)]
+        ended = [r for r, error in self.errors.items() if isinstance(error, PortProcessError) and r not in timeouts]
+        if ended:
+            raise self.errors[ended[0]]
+        if timeouts:
+            raise PortTimeoutError(self._late(timeouts))
+        rank, error = next(iter(self.errors.items()))
+        if not isinstance(error, PortCallError):
+            raise error
+        if self.waited:
+            said = f"and {_named(self.waited)} waited for it; all were stopped"
+            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what}, {said}.")
+        everywhere = len(self.errors) == len(self.processes)
+        raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
+
+    def _late(self, timeouts: Sequence[int]) -> str:
+        """The sentence for ranks that gave no answer in time."""
+        process, answered = self.processes[0], sorted(self.found)
+        others = f" ({_named(answered)} answered)" if answered else ""
+        return (
+            f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "
+            f"{process.timeout:g} s{others} and all were stopped; a collective that not every rank enters waits for "
+            "ever, and --timeout gives a slow port more."
+        )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    numbers = [str(rank) for rank in sorted(ranks)]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

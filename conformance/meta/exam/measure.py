@@ -40,8 +40,8 @@ def checker() -> str:
     root = Path(transparity_conformance.__file__).parents[2]
     found = hashlib.sha256()
     for package in ("conformance/transparity_conformance", "reference"):
-        for path in sorted((root / package).rglob("*.py")):
-            found.update(path.read_bytes())
+        for path in sorted((root / package).rglob("*.*")):
+            found.update(path.read_bytes() if path.suffix in (".py", ".toml") else b"")
     return found.hexdigest()[:16]
 
 

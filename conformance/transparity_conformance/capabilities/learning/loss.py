@@ -92,10 +92,8 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
     def explain() -> list[Cause]:
         right = exact(cross_entropy)
-        # Rounding is relative to the loss: a sum rounds by more than a mean.
-        sizes = {key: abs(float(given[key] / right[key])) for key in given}
-        grown = {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
         left = {fault: errors(fault.simulate) for fault in (*loss_faults(forward.sharding), *LOSS_FAULTS)}
+        grown = _grown(given, right, budgets)
         explaining = [each for each in left if all(share(left[each][key], grown[key]) <= 1 for key in given)]
         known.extend(fault.simulate for fault in explaining[:1])
         even = functools.partial(cross_entropy, label_smoothing=1.0)
@@ -107,6 +105,12 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     return found, next(iter(known), None)
 
 
+def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
+    """The budgets relative to the size of each loss: a sum rounds by more than a mean."""
+    sizes = {key: abs(float(given[key] / right[key])) for key in given}
+    return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
+
+
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
     """Fit one share of label smoothing, or one factor, to all probes; one probe alone would not tell. `even` are the
     losses for uniform targets."""
@@ -114,15 +118,19 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
     at, before = list(given).index(worst), abs(given[worst] - right[worst])
-    for mistake, says, offset, slope in (
-        ("loss-smoothing", "the targets are smoothed by {:.4g} (label smoothing)", true, uniform - true),
-        ("loss-scale", "your losses are {:.6g} × ours", 0 * true, true),
-    ):
+
+    def fit(offset: np.ndarray, slope: np.ndarray) -> tuple[float, np.ndarray]:
         value = float(sum((said - offset) * slope) / sum(slope**2))
-        left = np.abs(said - offset - value * slope)
-        grown = allowed * (max(1.0, abs(value)) if mistake == "loss-scale" else 1.0)
-        if (left <= grown).all():
-            yield Cause(mistake, says.format(value), value, float(left[at]), float(1 - left[at] / before))
+        return value, np.abs(said - offset - value * slope)
+
+    value, left = fit(true, uniform - true)
+    if (left <= allowed).all():
+        says = f"the targets are smoothed by {value:.4g} (label smoothing)"
+        yield Cause("loss-smoothing", says, value, float(left[at]), float(1 - left[at] / before))
+    value, left = fit(0 * true, true)
+    if (left <= max(1.0, abs(value)) * allowed).all():
+        says = f"your losses are {value:.6g} × ours"
+        yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
 
 
 def _counts(probe: Probe) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 
-from docs.site.build import BUILT, CONFIGURATION, build, write_pages, zensical
+from docs.site.build import BUILT, build, write_pages, zensical
+from docs.site.pages import CONFIGURATION
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["serve"]:

@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 from docs.site import noise, pages
-from docs.site.build import CONFIGURATION, llms_text
+from docs.site.build import llms_text
 from docs.site.checked import HEAVIEST, wrongs
 from docs.site.notebooks import SCRIPTS, page_of
-from docs.site.pages import ROOT, SUBJECTS, column_page, linked_files, markdown_beside, site_text, written_pages
+from docs.site.pages import (
+    CONFIGURATION,
+    ROOT,
+    SUBJECTS,
+    column_page,
+    linked_files,
+    markdown_beside,
+    site_text,
+    written_pages,
+)
 from docs.site.reference import pages as reference
 from tests.looping import for_each
 

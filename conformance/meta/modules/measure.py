@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meta.pool.bug import rows
 from meta.trial import Measure
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -20,18 +21,7 @@ from transparity_conformance.running.adapters.model import adapted
 Mistakes = dict[str, Any]
 
 CASES: list[tuple[str, Mistakes, set[str]]] = [
-    ("gpt2", {}, set()),
-    ("gpt2", {"scale": True}, {"attention-scale"}),
-    ("gpt2", {"exact": True}, {"activation"}),
-    ("gpt2", {"eps": 1e-3}, {"norm-eps"}),
-    ("gpt2", {"sees_next": True}, {"causal-diagonal"}),
-    ("gpt2", {"transposed": True}, {"weight-transpose"}),
-    ("llama", {}, set()),
-    ("llama", {"theta": 500.0}, {"rotary-base"}),
-    ("llama", {"eps": 1e-3}, {"norm-eps"}),
-    ("llama", {"tiled": True}, {"head-grouping"}),
-    ("llama", {"swapped": True}, {"gate-swapped"}),
-    ("llama", {"gelu": True}, {"activation"}),
+    (row["family"], row["mistakes"], set(row["causes"])) for row in rows(Path(__file__).with_name("cases.toml"), "case")
 ]
 """Family, mistakes, and the causes that are right; a model without a mistake agrees."""
 

@@ -1,12 +1,17 @@
 """The independent port sharded by hand, as a person does it for `torchrun`: heads and hidden features over the ranks,
 or layers in stages, or rows of the batch; right, or with one mistake in the line where people make it.
 
-`by_hand.py:tensor`, `:padded`, … are right; `by_hand.py:tensor__bias` makes the mistake `bias`.
+`by_hand.py:tensor`, `:padded`, … are right; `by_hand.py:tensor__bias` makes the mistake `bias` of mistakes.toml.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +21,11 @@ from torch import Tensor
 
 from meta.independent.model import tokens
 from meta.independent.port import Port, as_numpy
-from meta.independent.positions import slopes
+from meta.pool import bug
 from meta.ranks.collectives import copied, gather, gathered, join_group, reduced, scatter, summed
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity_conformance.running.loading import load_port
 
 RANK, RANKS = join_group()
 
@@ -31,7 +37,7 @@ TAPS = ("self_attention.output", "feed_forward.output")
 class Sharded(Port):
     """What all plans share; the full parameters are kept beside the rank's own."""
 
-    plan, fault = "", ""
+    plan = ""
     offers: tuple[str, ...] = ("loss", "loss_and_gradients")
     placements: dict[str, Any]
 
@@ -74,22 +80,10 @@ class TensorParallel(Sharded):
         role = name.split(".")[-2]
         is_cut = value.shape == self.shapes[name] and not (role in ("key", "value") and self.key_heads % RANKS)
         if is_cut and (role in COLUMNS or (role == "head" and self.plan.startswith("columns"))):
-            return self.cut(name, value).clone()
+            return value.chunk(RANKS)[RANK].clone()
         if is_cut and role in ROWS and name.endswith("weight"):
             return value.chunk(RANKS, 1)[RANK].clone()
         return value.clone()
-
-    def cut(self, name: str, value: Tensor) -> Tensor:
-        """The rows of a rank; with the mistake `fused`, those of the matrix of all maps of one input."""
-        *parts, role, kind = name.split(".")
-        scope = ".".join(parts)
-        roles = {"gate": ("gate", "up"), "up": ("gate", "up")}.get(role, ("query", "key", "value"))
-        fuses = self.fault == ("fused_gate" if role in ("gate", "up") else "fused") and role != "head"
-        if not fuses or not all(f"{scope}.{each}.{kind}" in self.full for each in roles):
-            return value.chunk(RANKS)[RANK]
-        fused = [self.full[f"{scope}.{each}.{kind}"] for each in roles]
-        sizes = [len(each) // RANKS for each in fused]
-        return dict(zip(roles, torch.cat(fused).chunk(RANKS)[RANK].split(sizes), strict=True))[role]
 
     def own_heads(self) -> range:
         count = self.c.num_heads // RANKS
@@ -103,10 +97,7 @@ class TensorParallel(Sharded):
         bias, heads = super().bias(name, where, keys), self.own_heads()
         if bias is None:
             return None
-        if self.fault == "slopes":
-            first = torch.tensor(slopes(self.c.num_heads))[:, None, None]
-            return bias[:, : len(heads)] / first[: len(heads)] * torch.tensor(slopes(len(heads)))[:, None, None]
-        return bias[:, range(len(heads)) if self.fault == "heads" else heads]
+        return bias[:, heads]
 
     def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
         if self.key_heads % RANKS:  # every rank has all keys and values, and takes those of its heads
@@ -118,16 +109,9 @@ class TensorParallel(Sharded):
         """A map whose outputs are sharded, or whose inputs are."""
         if name.endswith(COLUMNS):
             return super().dense(name, copied(x))
-        bias, is_down = self.p.get(f"{name}.bias"), name.endswith("down")
-        if self.fault == "bias" or (self.fault == "bias_down" and is_down):
-            return reduced(super().dense(name, x))
-        if self.fault == "not_reduced" and is_down:
-            return super().dense(name, x)
-        y = F.linear(x, self.p[f"{name}.weight"])
-        if self.fault == "bias_share" and bias is not None:  # right on the way forward, a share of it on the way back
-            return reduced(y + bias / RANKS)
-        y = reduced(y) if bias is None else reduced(y) + bias
-        return reduced(y) if self.fault == "twice" and is_down else y
+        bias = self.p.get(f"{name}.bias")
+        y = reduced(F.linear(x, self.p[f"{name}.weight"]))
+        return y if bias is None else y + bias
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
         """With `sequence`, every rank normalizes its share of the positions."""
@@ -146,16 +130,14 @@ class TensorParallel(Sharded):
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
         """The loss by the logits over the whole vocabulary, without its padding."""
         logits = self.logits(**inputs)
-        if self.plan.startswith("columns"):
-            logits = gather(logits, -1)
-        elif self.fault != "padded_loss":
-            logits = logits[..., : self.c.target_vocab_size]
+        is_sharded = self.plan.startswith("columns")
+        logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and the gradients of the rank's own parameters; those of norms of shares are summed."""
         loss, found = super().loss_and_gradients(targets, **inputs)
-        if self.plan.startswith("sequence") and self.fault != "norms":
+        if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}
         return loss, found
 
@@ -168,8 +150,7 @@ class TensorParallel(Sharded):
             is_shard = tuple(gradient.shape) != tuple(self.shapes[name])
             own += gradient.square().sum() * is_shard
             everywhere += gradient.square().sum() * (not is_shard)
-        norms = {"norm_of_shards": own + everywhere, "norm_of_replicas": summed(own + everywhere)}
-        norm = norms.get(self.fault, summed(own) + everywhere).sqrt()
+        norm = (summed(own) + everywhere).sqrt()
         return {name: gradient * min(1.0, training.max_norm / float(norm)) for name, gradient in gradients.items()}
 
 
@@ -185,8 +166,8 @@ class Dropping(TensorParallel):
 
     def with_dropout(self, tokens: Any) -> dict[str, Tensor]:
         self.share, self.dropped = 0.3, dict[str, Tensor]()
-        self.alike = torch.Generator().manual_seed(1 + RANK * (self.fault == "replicas"))
-        self.apart = torch.Generator().manual_seed(2 + RANK * (self.fault != "same_seed"))
+        self.alike = torch.Generator().manual_seed(1)
+        self.apart = torch.Generator().manual_seed(2 + RANK)
         self(tokens=tokens)
         self.share = 0.0
         return self.dropped
@@ -213,9 +194,7 @@ class Stages(Sharded):
         for stage in range(RANKS):
             for local in range(size) if stage == RANK else ():
                 i = stage * size + local
-                weights = local if self.fault == "layer_weights" else i
-                facts = local if self.fault in ("layer_weights", "layer_windows") else i
-                x = self.layer(f"{name}.layers.{weights}", facts, x, where, own, None, None, None)
+                x = self.layer(f"{name}.layers.{i}", i, x, where, own, None, None, None)
             x = summed(x if stage == RANK else torch.zeros_like(x))  # from the stage to all others
         return self.norm(f"{name}.final_norm", x)
 
@@ -242,15 +221,11 @@ class Rows(Sharded):
         logits = self.logits(tokens=self.own_rows(ids)).flatten(0, 1)
         total = F.cross_entropy(logits, mine.flatten(), ignore_index=self.ignored(), reduction="sum")
         count = (mine != self.ignored()).sum()
-        if self.fault == "mean_of_means":
-            return reduced(total / count.clamp(min=1)) / RANKS
         return reduced(total) / summed(count)
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and its gradients summed over the ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
-        if self.fault == "not_summed":
-            return loss, found
         return loss, {name: as_numpy(summed(torch.as_tensor(gradient))) for name, gradient in found.items()}
 
 
@@ -279,12 +254,24 @@ def __getattr__(name: str) -> Callable[..., Any]:
     """`PLAN__FAULT`, as a `build(config, parameters)`; a PLAN that ends in `_taps` shows activations, and one that ends
     in `_learning` offers its loss, gradients and training."""
     plan, _, fault = name.partition("__")
-    kind = PLANS.get(plan.removesuffix("_taps").removesuffix("_learning"))
-    if kind is None:
+    short = plan.removesuffix("_taps").removesuffix("_learning")
+    if short not in PLANS:
         raise AttributeError(name)
-    made: Any = type(kind.__name__, (kind,), {"plan": plan, "fault": fault})
+    if fault:
+        return load_port(f"{_edited(fault)}:{plan}")
+    made: Any = type(PLANS[short].__name__, (PLANS[short],), {"plan": plan})
 
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Offered:
         return Offered(made(config, dict(parameters)), made.offers if plan.endswith("_learning") else ())
 
     return build
+
+
+@functools.cache
+def _edited(fault: str) -> Path:
+    """A copy of this file with a mistake of mistakes.toml in it."""
+    (row,) = (row for row in bug.rows(Path(__file__).with_name("mistakes.toml"), "mistake") if row["id"] == fault)
+    path = Path(tempfile.mkdtemp(prefix="ranks-"), Path(__file__).name)
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    path.write_text(bug.edited(Path(__file__).read_text(encoding="utf-8"), row["old"], row["new"]), encoding="utf-8")
+    return path

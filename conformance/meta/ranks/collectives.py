@@ -40,7 +40,7 @@ def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
 def own(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The shard of this rank along an axis."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    return x.chunk(ranks, dim)[rank].clone()
+    return x.chunk(ranks, dim)[rank]
 
 
 class Collective(torch.autograd.Function):
@@ -77,4 +77,4 @@ def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The shard of a rank: gradients of all ranks are put together."""
-    return _exchanged(x, lambda x: own(x, dim), lambda gradient: gathered(gradient, dim))
+    return _exchanged(x, lambda x: own(x, dim).clone(), lambda gradient: gathered(gradient, dim))

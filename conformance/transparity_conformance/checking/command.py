@@ -67,13 +67,17 @@ def check_command(
         failure = next((each.failure for each in completed if each.failure), None)
         outputs = _outputs(command, completed[0].actual, failure, bundle)
         beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
-    known, judged_ranks = LastReport(located), ranks if beside and beside.ranks.one_rank != "agrees" else 1
+    judged_ranks = ranks if beside and beside.ranks.one_rank != "agrees" else 1
     how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": judged_ranks}
+    known = LastReport(located)
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         report = report if beside is None else beside.added(report, bundle.probes)
-    if failure is None:
-        return report
+    return report if failure is None else _failed(report, failure)
+
+
+def _failed(report: Report, failure: str) -> Report:
+    """The report on a program that did not end well, which cannot agree."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 

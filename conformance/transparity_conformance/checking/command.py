@@ -49,10 +49,9 @@ def check_command(
     """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
 
     Args:
-        command: the program and its arguments, as for `run_command`.
+        command, timeout: the program and its arguments, as for `run_command`; seconds that it has.
         name, config: the preset's name, or `config`; the configuration that the program is checked on.
         dtype, logits_only, progress, budget, located: as for `check`.
-        timeout: seconds that the program has.
         sections: optional sections of its bundle.
         ranks: the number of processes, each with its rank in the environment and with a file of its own to write.
 
@@ -67,13 +66,16 @@ def check_command(
         failure = next((each.failure for each in completed if each.failure), None)
         outputs = _outputs(command, completed[0].actual, failure, bundle)
         beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
-    known, judged_ranks = LastReport(located), ranks if beside and beside.ranks.one_rank != "agrees" else 1
-    how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": judged_ranks}
+    known, of_ranks = LastReport(located), ranks if beside and beside.ranks.one_rank != "agrees" else 1
+    how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": of_ranks}
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         report = report if beside is None else beside.added(report, bundle.probes)
-    if failure is None:
-        return report
+    return report if failure is None else _failed(report, failure)
+
+
+def _failed(report: Report, failure: str) -> Report:
+    """The report on a program that did not end well, which cannot agree."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 

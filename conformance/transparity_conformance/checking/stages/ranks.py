@@ -96,7 +96,8 @@ def adding_ranks(report: Report, ranks: Ranks, differing: Differing, probes: Map
     faults = []
     if ranks.one_rank == "diverges" and report.verdict != "diverges":
         says = f"{ranks.count} ranks and 1 of the same code differ by more than rounding"
-        faults = [Divergence(ranks.where, ranks.error, ranks.budget, _cause("ranks-differ", says), probe=ranks.probe)]
+        cause = Cause("ranks-differ", says, None, 0.0, 1.0)
+        faults = [Divergence(ranks.where, ranks.error, ranks.budget, (cause,), probe=ranks.probe)]
     claim = ClaimResult(CLAIM, ranks.one_rank, ranks.error, ranks.budget, ranks.where)
     return _adding_replicas(report.adding(*faults, ranks=ranks, claims=[claim]), differing, probes)
 
@@ -121,7 +122,8 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
     if report.verdict == "diverges":
         return report.adding(notes=[says])
     budget = allowed * first.gap / first.relative
-    return report.adding(Divergence(first.name, first.gap, budget, _cause("replicas-differ", says)))
+    cause = Cause("replicas-differ", says, None, 0.0, 1.0)
+    return report.adding(Divergence(first.name, first.gap, budget, (cause,)))
 
 
 def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float]:
@@ -144,15 +146,15 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
     sharding, expected = group.sharding_of(forward.handle), probe.oracle.expected
     names = [tap for tap in expected if all(tap in answer for answer in answers)]
     wrong = [
-        Divergence(tap, 1.0, 0.0, _cause(*found), probe=probe.name)
+        Divergence(tap, 1.0, 0.0, (cause,), probe=probe.name)
         for tap in names
-        if (found := _wrong_drops([np.asarray(each[tap]) for each in answers], sharding.of(tap), expected[tap]))
+        if (cause := _wrong_drops([np.asarray(each[tap]) for each in answers], sharding.of(tap), expected[tap]))
     ]
     verdict = ClaimResult(DROPOUT, "diverges" if wrong else "agrees", float(bool(wrong)), 0.0, ", ".join(names[:1]))
     evidence.add(*wrong, claims=[verdict])
 
 
-def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> tuple[str, str] | None:
+def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
     """The cause, if the wrong entries are dropped: those that are 0 where the reference's are not."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
@@ -163,10 +165,10 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
         is_same = np.array_equal(dropped[0][both], dropped[rank][both])
         if placement.kind == "replicated" and not is_same:
             says = f"ranks 0 and {rank} drop different entries of a value that is the same on all ranks"
-            return "dropout-on-replicas", says
+            return Cause("dropout-on-replicas", says, None, 0.0, 1.0)
         if placement.kind == "sharded" and is_same and _chance(dropped[0][both]) < FLUKE:
             says = f"ranks 0 and {rank} drop the same entries of their shards: their seeds are the same"
-            return "dropout-seed-shared", says
+            return Cause("dropout-seed-shared", says, None, 0.0, 1.0)
     return None
 
 
@@ -174,7 +176,3 @@ def _chance(dropped: np.ndarray) -> float:
     """The chance that an independent mask of the same rate is the same."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)
-
-
-def _cause(mistake: str, says: str) -> tuple[Cause, ...]:
-    return (Cause(mistake, says, None, 0.0, 1.0),)

@@ -61,13 +61,11 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
-    if config.rope_layout == "interleaved":
-        yield fault("position-layout", "concatenated", patch=partial(_replaced, concatenated))
-        description = "each cosine comes before its sine"
-    else:
-        yield fault("position-layout", "interleaved", patch=partial(_replaced, interleaved))
-        description = "cosines come before sines"
-    yield fault("position-layout", "cosine first", says=description, patch=partial(_replaced, cosine_first))
+    is_interleaved = config.rope_layout == "interleaved"
+    other = ("concatenated", concatenated) if is_interleaved else ("interleaved", interleaved)
+    yield fault("position-layout", other[0], patch=partial(_replaced, other[1]))
+    says = "each cosine comes before its sine" if is_interleaved else "cosines come before sines"
+    yield fault("position-layout", "cosine first", says=says, patch=partial(_replaced, cosine_first))
     right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
         if name == right:

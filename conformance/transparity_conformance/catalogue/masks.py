@@ -136,14 +136,10 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
             yield _masked("mask-value", f"{value:g}", value, hidden=value, says=description)
     for value in (config.mask_value, -1e9, -10.0, 1.0):
         if math.isfinite(value):
-            description = f"{value:g} is added to masked scores instead of replacing them"
-            yield _masked("mask-value", f"{value:g} added", value, added=value, says=description)
-    description = "the mask multiplies the weights after the softmax"
-    yield _masked("mask-order", "behind the softmax", says=description, behind="as they are")
-    description += ", and they are normalised again"
-    yield _masked("mask-order", "behind the softmax, normalised", says=description, behind="normalised")
-    other = "after" if config.mask_order == "before-scale" else "before"
-    yield _masked("mask-order", other, says=f"masked scores are replaced {other} the scale", order=_other_order)
+            yield _masked("mask-value", "{value:g} added", value, added=value, words={"value": value})
+    yield _masked("mask-order", "behind the softmax", behind="as they are")
+    yield _masked("mask-order", "behind the softmax, normalised", behind="normalised")
+    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", order=_other_order)
 
 
 def _other_order(config: TransformerConfig) -> MaskOrder:
@@ -168,25 +164,21 @@ def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
     for more in (1, -1):
         description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
         yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
-    description = "the sliding window is missing: the whole past is visible"
-    yield _masked("window-missing", "missing", says=description, window=lambda m: None)
+    yield _masked("window-missing", "missing", words={"which": "sliding window is"}, window=lambda m: None)
     if not causal:
         yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
-    description = f"a position sees those of its own chunk of {window} alone, not the last {window}"
-    yield _masked("window-kind", "chunks", says=description, window_kind=lambda m: "chunks")
+    yield _masked("window-kind", "chunks", words={"window": window}, window_kind=lambda m: "chunks")
 
 
 def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
     for more in (1, -1):
         description = f"chunks have {window + more} positions instead of {window}"
         yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
-    yield _masked("window-missing", "missing", window=lambda m: None)
-    description = f"a position sees the last {window} positions, not those of its own chunk alone"
-    yield _masked("window-kind", "sliding", says=description, window_kind=lambda m: "sliding")
+    yield _masked("window-missing", "missing", words={"which": "chunks are"}, window=lambda m: None)
+    yield _masked("window-kind", "sliding", words={"window": window}, window_kind=lambda m: "sliding")
     for name, begin in {"early": 1, "late": window - 1}.items() if window > 1 else ():
         if name == "early" or window > 2:
-            description = f"chunks begin a position too {name}"
-            yield _masked("window-begin", name, says=description, begin=begin)
+            yield _masked("window-begin", name, begin=begin)
 
 
 def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:

@@ -43,9 +43,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             fields = {"norm_position": other, "final_norm": False}
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
     for name, bits in WEIGHT_BITS.items():
-        yield fault(
-            "low-precision", f"{name} weights", says=f"rounding of {name} weights", alter=partial(_rounded, bits)
-        )
+        yield fault("low-precision", f"{name} weights", alter=partial(_rounded, bits))
 
 
 PLACES = {
@@ -67,12 +65,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if config.norm_position in ("post", "branch"):
             yield fault("residual-source", "parallel", formula=activated, source=layer_input)
         if config.branches == "parallel-one-norm":
-            yield fault(
-                "residual-source",
-                "sequential",
-                formula=activated,
-                source=partial(_behind_attention, "self_attention_norm"),
-            )
+            behind = partial(_behind_attention, "self_attention_norm")
+            yield fault("residual-source", "sequential", formula=activated, source=behind)
         yield from gate_faults(config) if config.gated else ()
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import itertools
 import pkgutil
@@ -22,6 +23,7 @@ from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.report.describing.causes import meanings
 
 
 def test_every_file_of_faults_is_in_the_catalogue() -> None:
@@ -41,6 +43,20 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
+
+
+def test_every_sentence_is_said_of_some_fault() -> None:
+    """A fault without a sentence cannot be made at all."""
+    said = set()
+    packed, batch = MODELS["gpt-oss"].with_sizes(embed_dim=32), preset("notes-lm").resized(norm="batch")
+    of_words = dataclasses.replace(MODELS["masked-bert"], activation="relu")
+    presets = [preset(name).resized() for name in PRESETS]
+    for config in (*MODELS.values(), *presets, packed, batch, of_words):
+        for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
+            said |= {(fault.id, fault.variant) for fault in catalogue.faults_at(config, site, ranks=2)}
+        said |= {(each.fault.id, each.fault.variant) for each in catalogue.whole_model(config)}
+    known = {(name, variant) for name, meaning in meanings().items() for variant in meaning.says if "{" not in variant}
+    assert known - said == set(), "sentences of no fault in report/describing/causes.toml"
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, is_same, made, row
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Settings,
+    WalkState,
+    fault,
+    is_same,
+    made,
+    row,
+)
 from transparity_conformance.catalogue.masks import scores_at, sinks_at
 from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
@@ -34,11 +44,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             if not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
     if tap == "scores" and sublayer == "self_attention" and own_config(config, site).positions != config.positions:
-        says = "queries and keys of this layer are rotated, although it has no positions"
-        yield Fault("rotary-layers", "rotated", says, formula=attended, settings={"rotated": True})
+        yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
     if tap == "weights" and config.attention_softcap is not None:
-        says = "scores are softcapped after the mask, which sets masked ones to −cap"
-        yield Fault("attention-cap", "behind the mask", says, patch=_capped_behind_mask)
+        yield fault("attention-cap", "behind the mask", patch=_capped_behind_mask)
     if tap == "scores":
         yield from made(CAP_MISSING, config, attended)
         yield from CAP.usual(config)
@@ -87,11 +95,10 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
-    settings = {"scale": SCALES.get(named, lambda config: scale)}
     # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
-    fault = Fault("attention-scale", named or f"{scale:.6g}", description, formula=attended, settings=settings)
-    return dataclasses.replace(fault, value=scale, also_patched=also)
+    change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
+    return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -152,23 +159,11 @@ def _is_capped(config: TransformerConfig) -> bool:
 
 CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, setting="cap")
 _cap = partial(row, "attention-cap", when=_is_capped)
-CAP_MISSING = (_cap("missing", "scores have no softcap", cap=None),)
+CAP_MISSING = (_cap("missing", cap=None),)
 CAPS = (
-    _cap(
-        "clipped",
-        "scores are clipped at the cap instead of softcapped by tanh",
-        capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap),
-    ),
-    _cap(
-        "not scaled back",
-        "scores are tanh(scores / cap), which is not multiplied by the cap again",
-        capping=lambda products, scale, cap: np.tanh(products * scale / cap),
-    ),
-    _cap(
-        "before the scale",
-        "scores are softcapped before they are scaled",
-        capping=lambda products, scale, cap: apply_softcap(products, cap) * scale,
-    ),
+    _cap("clipped", capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap)),
+    _cap("not scaled back", capping=lambda products, scale, cap: np.tanh(products * scale / cap)),
+    _cap("before the scale", capping=lambda products, scale, cap: apply_softcap(products, cap) * scale),
 )
 
 
@@ -182,8 +177,8 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 IN_TURN = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
 
 TILED = (  # at one tap both are the same; the first is what is said of it
-    row("head-grouping", "{alone} tiled", "{alone} " + IN_TURN, tiled=True),
-    row("head-grouping", "tiled", "keys and values " + IN_TURN, tiled=True),
+    row("head-grouping", "{alone} tiled", tiled=True),
+    row("head-grouping", "tiled", tiled=True),
 )
 
 
@@ -206,23 +201,12 @@ def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
 
 
 ORDER = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), "
-SPLITS = (
-    row("head-split", "split by view", "features are split into heads by a view, without the transpose", split=view),
-    row("head-order", "split by interleaved", ORDER + "when they are split", split=interleaved),
-)
+SPLITS = (row("head-split", "split by view", split=view), row("head-order", "split by interleaved", split=interleaved))
 MERGES = (
-    row("head-split", "merged by view", "heads are merged by a view, without the transpose", merge=merged_by_view),
-    row("head-order", "merged by interleaved", ORDER + "when they are merged", merge=merged_interleaved),
+    row("head-split", "merged by view", merge=merged_by_view),
+    row("head-order", "merged by interleaved", merge=merged_interleaved),
 )
-INTERLEAVED = (
-    row(
-        "head-order",
-        "split and merged interleaved",
-        ORDER + "in splitting and in merging",
-        split=interleaved,
-        merge=merged_interleaved,
-    ),
-)
+INTERLEAVED = (row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved),)
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
@@ -233,14 +217,7 @@ def _by_members(heads: Value, config: TransformerConfig) -> Value:
     return members.reshape(batch, length, -1)
 
 
-MERGED_BY_MEMBERS = (
-    row(
-        "head-order",
-        "merged by members",
-        "the members of the groups of heads are merged in turn: the first of every group, then the second",
-        merge=_by_members,
-    ),
-)
+MERGED_BY_MEMBERS = (row("head-order", "merged by members", merge=_by_members),)
 
 
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
@@ -266,12 +243,10 @@ def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for kind, other in others.items():
         if other != own.query_temperature:
             says = f"the queries of this layer have the temperature of the layers of {kind}: {other:g}"
-            settings = {"temperature": partial(_with_temperature, other)}
-            yield Fault("query-temperature-layers", kind, says, formula=attended, settings=settings)
+            factor = partial(_with_temperature, other)
+            yield fault("query-temperature-layers", kind, says=says, formula=attended, temperature=factor)
     if len(set(others.values())) == 2:
-        says = "layers with and without a temperature of queries are exchanged"
-        taken: dict[str, Any] = {"temperature": _exchanged}
-        yield Fault("query-temperature-layers", "exchanged", says, formula=attended, settings=taken)
+        yield fault("query-temperature-layers", "exchanged", formula=attended, temperature=_exchanged)
 
 
 def _with_temperature(
@@ -292,30 +267,14 @@ def _smooth(own: TransformerConfig, config: TransformerConfig, positions: np.nda
 
 _tempered = partial(row, "query-temperature", when=lambda own: own.query_temperature > 0)
 TEMPERATURES = (
+    _tempered("missing", temperature=lambda own, config, positions, right: None),
+    _tempered("twice", temperature=lambda own, config, positions, right: right(positions=positions) ** 2),
     _tempered(
-        "missing",
-        "queries are not multiplied by their temperature",
-        temperature=lambda own, config, positions, right: None,
+        "first", temperature=lambda own, config, at, right: right(positions=at + 1 - 2 * own.query_temperature_first)
     ),
+    _tempered("not cut", temperature=_smooth),
     _tempered(
-        "twice",
-        "queries are multiplied by their temperature twice, or keys are, too",
-        temperature=lambda own, config, positions, right: right(positions=positions) ** 2,
-    ),
-    _tempered(
-        "first",
-        "positions in the temperature of queries begin with {other}, not with {c.query_temperature_first}",
-        temperature=lambda own, config, at, right: right(positions=at + 1 - 2 * own.query_temperature_first),
-    ),
-    _tempered(
-        "not cut",
-        "the temperature of queries grows with every position: the quotient is not rounded down",
-        temperature=_smooth,
-    ),
-    _tempered(
-        "first piece",
-        "the temperature of queries is already above 1 in the first piece: 1 is added twice in the logarithm",
-        temperature=lambda own, config, at, right: right(positions=at + own.query_temperature_length),
+        "first piece", temperature=lambda own, config, at, right: right(positions=at + own.query_temperature_length)
     ),
 )
 

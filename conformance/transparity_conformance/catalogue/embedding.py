@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState, is_same
+from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState, fault, is_same
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -23,8 +23,7 @@ OFFSETS = (1, -1, 2, -2, 3, 4)
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     config, is_padded = stack_config(config, site), config.pad_id is not None and reads_tokens(config, site)
     if site.endswith(".embedding_norm") and config.positions == "learned":
-        description = "the embeddings are normalised before the positions are added"
-        yield Fault("norm-placement", "before the positions", description, patch=_positions_behind)
+        yield fault("norm-placement", "before the positions", patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
     for name, factor in SCALES.items():
@@ -38,10 +37,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _sinusoid_faults(config)
     if is_padded:
         description = f"the embedding of the padding token ({config.pad_id}) is zero"
-        yield Fault("padding-row", "zeroed", description, alter=_zeroed)
+        yield fault("padding-row", "zeroed", says=description, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
             description += ", where it is looked up here alone"
-            yield Fault("padding-row", "zeroed here", description, patch=_zeroed_here)
+            yield fault("padding-row", "zeroed here", says=description, patch=_zeroed_here)
 
 
 def _what(config: TransformerConfig, site: str) -> str:
@@ -54,40 +53,36 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            yield Fault("position-offset", f"{offset}", begins, patch=partial(_moved, offset, ""), value=offset)
+            yield fault("position-offset", f"{offset}", says=begins, patch=partial(_moved, offset, ""), value=offset)
             continue
         for edge in ("clipped", "rolled"):
             description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
-            yield Fault("position-offset", f"{offset} {edge}", description, patch=patch, value=offset)
+            yield fault("position-offset", f"{offset} {edge}", says=description, patch=patch, value=offset)
 
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
-    if config.rope_layout == "interleaved":
-        description = "all sines come before all cosines instead of each next to its cosine"
-        yield Fault("position-layout", "concatenated", description, patch=partial(_replaced, concatenated))
-        description = "each cosine comes before its sine"
-    else:
-        description = "each sine is next to its cosine instead of all sines before all cosines"
-        yield Fault("position-layout", "interleaved", description, patch=partial(_replaced, interleaved))
-        description = "cosines come before sines"
-    yield Fault("position-layout", "cosine first", description, patch=partial(_replaced, cosine_first))
+    is_interleaved = config.rope_layout == "interleaved"
+    other = ("concatenated", concatenated) if is_interleaved else ("interleaved", interleaved)
+    yield fault("position-layout", other[0], patch=partial(_replaced, other[1]))
+    says = "each cosine comes before its sine" if is_interleaved else "cosines come before sines"
+    yield fault("position-layout", "cosine first", says=says, patch=partial(_replaced, cosine_first))
     right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
         if name == right:
             continue
         description = f"the exponent of the positions' frequencies is {name} instead of {right}"
-        yield Fault("position-frequency", name, description, patch=partial(_replaced, partial(sinusoids, exponents)))
+        yield fault(
+            "position-frequency", name, says=description, patch=partial(_replaced, partial(sinusoids, exponents))
+        )
 
 
 def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of the tokens that positions count."""
     if config.position_count == "all":
-        description = "positions count only tokens that are not padding"
-        yield Fault("position-count", "visible", description, patch=partial(_placed, _counting_visible))
+        yield fault("position-count", "visible", patch=partial(_placed, _counting_visible))
         return
-    yield Fault("position-count", "all", "positions count padding, too", patch=partial(_placed, _counting_all))
-    description = "padding has the position of the last token before it, not the one before the first token"
-    yield Fault("position-count", "padding goes on", description, patch=partial(_placed, _counting_on))
+    yield fault("position-count", "all", patch=partial(_placed, _counting_all))
+    yield fault("position-count", "padding goes on", patch=partial(_placed, _counting_on))
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -111,14 +106,14 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
     if factor == 1:
         description = f"{what} are not multiplied by {right}"
     change = partial(_scaled, SCALES.get(named, lambda config: factor))
-    return Fault("embedding-scale", named, description, patch=change, value=factor)
+    return fault("embedding-scale", named, says=description, patch=change, value=factor)
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
     """Sinusoids of another base."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
-    return Fault("position-frequency", f"base {named}", description, patch=change, value=base)
+    return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault
 from transparity_conformance.catalogue.feed_forward import activated
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.mixture.experts import SCORES, choose, highest, router_weights
-
-Change = Mapping[str, Any]
-"""Fields of the configuration, or parts of a formula, by name."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -27,21 +25,15 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if sublayer != "feed_forward" or not own.num_experts:
         return
     if tap == ROUTER_CHOSEN:
-        for identity, variant, says, change in _choices(own):
-            yield Fault(identity, variant, says, formula=_chosen, settings=change)
+        yield from _choices(own)
     if tap == "router_weights":
-        for identity, variant, says, change in _weights(own):
-            both = (ROUTER_CHOSEN,) if identity == "router-scores" else ()
-            yield Fault(identity, variant, says, formula=_weighted, settings=change, also_patched=both)
+        yield from _weights(own)
     if site == f"{scope}.feed_forward.output":
         yield from _of_experts(own)
 
 
-Row = tuple[str, str, str, Change]
-"""A fault's id, variant and description, and what is changed."""
-
-
-def _choices(config: TransformerConfig) -> Iterator[Row]:
+def _choices(config: TransformerConfig) -> Iterator[Fault]:
+    chosen = partial(fault, formula=_chosen)
     count, experts = config.experts_per_token, config.num_experts
     available = experts // config.router_groups * config.router_groups_chosen
     counts = {"one": 1, "one fewer": count - 1, "one more": count + 1, "all": available}
@@ -49,53 +41,41 @@ def _choices(config: TransformerConfig) -> Iterator[Row]:
         if 0 < number <= available and number != count:
             name = next(name for name, each in counts.items() if each == number)
             says = f"{number} of {experts} experts are chosen for a token, not {count}"
-            yield "router-count", name, says, {"experts_per_token": number}
+            yield chosen("router-count", name, says=says, experts_per_token=number)
     if count < experts:
-        yield "router-choice", "lowest", "the experts with the lowest scores are chosen", {"sign": -1}
-        yield "router-choice", "first", "the first experts are chosen, whatever their scores", {"sign": 0}
+        yield chosen("router-choice", "lowest", sign=-1)
+        yield chosen("router-choice", "first", sign=0)
     if config.router_correction:
-        says = "the correction is not added to the scores by which experts are chosen"
-        yield "router-correction", "missing", says, {"correction": 0}
-        yield "router-correction", "subtracted", "the correction is subtracted from the scores", {"correction": -1}
+        yield chosen("router-correction", "missing", correction=0)
+        yield chosen("router-correction", "subtracted", correction=-1)
     if config.router_groups > config.router_groups_chosen:
-        all_groups = {"router_groups_chosen": config.router_groups}
-        yield "router-groups", "ignored", "experts are chosen from all groups, not from the best", all_groups
-        says = "groups are ranked by their highest score, not by the sum of their two highest"
-        yield "router-groups", "by the highest score", says, {"ranked": 1}
+        yield chosen("router-groups", "ignored", router_groups_chosen=config.router_groups)
+        yield chosen("router-groups", "by the highest score", ranked=1)
 
 
-def _weights(config: TransformerConfig) -> Iterator[Row]:
-    if config.router_normalized:
-        says = "the weights of the chosen experts are not divided by their sum (norm_topk_prob)"
-    else:
-        says = (
-            "the weights of the chosen experts are divided by their sum, or a softmax over them alone (norm_topk_prob)"
-        )
+def _weights(config: TransformerConfig) -> Iterator[Fault]:
+    weighted, right = partial(fault, formula=_weighted), config.router_scale
     if not (config.router_normalized and config.experts_per_token == config.num_experts):
-        change = {"router_normalized": not config.router_normalized}
-        yield "router-normalization", "missing" if config.router_normalized else "too much", says, change
-    yield "router-weights", "missing", "the outputs of the chosen experts are added without weights", {"weights": "one"}
-    yield "router-weights", "equal", "the chosen experts weigh alike, whatever their scores", {"weights": "equal"}
-    says = "the softmax is applied twice to the router's logits"
+        name = "missing" if config.router_normalized else "too much"
+        yield weighted("router-normalization", name, router_normalized=not config.router_normalized)
+    yield weighted("router-weights", "missing", weights="one")
+    yield weighted("router-weights", "equal", weights="equal")
     if config.router_scores == "softmax":
-        yield "router-weights", "softmax twice", says, {"weights": "softmax twice"}
-    yield "router-weights", "logits", "the weights are the router's logits, not scores", {"weights": "logits"}
+        yield weighted("router-weights", "softmax twice", weights="softmax twice")
+    yield weighted("router-weights", "logits", weights="logits")
     other = next(name for name in SCORES if name != config.router_scores)
     says = f"scores are the {other} of the router's logits, not the {config.router_scores}"
-    yield "router-scores", other, says, {"router_scores": other}
+    yield weighted("router-scores", other, says=says, router_scores=other, also_patched=(ROUTER_CHOSEN,))
     if config.router_correction:
-        says = "the correction is also in the weights, not in the choice alone"
-        yield "router-correction", "in the weights", says, {"weights": "corrected"}
-    for name, (factor, how) in SCALES.items() if config.router_scale != 1 else ():
-        right = config.router_scale
-        says = f"the weights {how.format(right=right)} (routed_scaling_factor)"
-        yield "router-scale", name, says, {"router_scale": factor(right)}
+        yield weighted("router-correction", "in the weights", weights="corrected")
+    for name, factor in SCALES.items() if right != 1 else ():
+        yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
 
 
-SCALES: dict[str, tuple[Callable[[float], float], str]] = {
-    "missing": (lambda right: 1.0, "are not multiplied by {right:g}"),
-    "inverse": (lambda right: 1 / right, "are divided by {right:g}, not multiplied"),
-    "twice": (lambda right: right**2, "are multiplied by {right:g} twice"),
+SCALES: dict[str, Callable[[float], float]] = {
+    "missing": lambda right: 1.0,
+    "inverse": lambda right: 1 / right,
+    "twice": lambda right: right**2,
 }
 
 
@@ -167,11 +147,11 @@ def _in_blocks(x: Value, size: int) -> Value:
     return x.reshape(*x.shape[:-1], -1, size)
 
 
-PACKINGS: dict[str, tuple[Callable[[Value], Value], str]] = {
-    "high first": (_exchanged_halves, "of each byte of the experts' weights, the high half is read first"),
-    "split": (_split_halves, "in each block of the experts' weights, the low halves of all bytes are read first"),
-    "scale twice": (lambda x: x * 2, "the scales of the experts' weights are 2^(s − 126), not 2^(s − 127)"),
-    "scale half": (lambda x: x / 2, "the scales of the experts' weights are 2^(s − 128), not 2^(s − 127)"),
+PACKINGS: dict[str, Callable[[Value], Value]] = {
+    "high first": _exchanged_halves,
+    "split": _split_halves,
+    "scale twice": lambda x: x * 2,
+    "scale half": lambda x: x / 2,
 }
 """Mistakes in reading weights of four bits, as what they make of the features that meet the weights."""
 
@@ -182,28 +162,21 @@ BLOCKS = {"high first": 2, "split": 32, "scale twice": 1, "scale half": 1}
 
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     """Faults that show in the sum of the experts' outputs."""
-    orders: dict[str, tuple[Callable[[int, int], int], str]] = {
-        "reversed": (lambda expert, count: count - 1 - expert, "are in reverse order"),
-        "next": (lambda expert, count: (expert + 1) % count, "are those of the next expert"),
-        "first": (lambda expert, count: 0, "are those of the first, for all of them"),
+    orders: dict[str, Callable[[int, int], int]] = {
+        "reversed": lambda expert, count: count - 1 - expert,
+        "next": lambda expert, count: (expert + 1) % count,
+        "first": lambda expert, count: 0,
     }
-    for name, (source, says) in orders.items() if config.num_experts > 1 else ():
+    for name, source in orders.items() if config.num_experts > 1 else ():
         if not (name == "next" and config.num_experts == 2):
-            description = f"the weights of the experts {says}"
-            yield Fault("expert-order", name, description, formula=activated, settings={"order": source})
-    for name, (unpacked, says) in PACKINGS.items():
+            yield fault("expert-order", name, formula=activated, order=source)
+    for name, unpacked in PACKINGS.items():
         if config.embed_dim % BLOCKS[name] == 0:
-            yield Fault("expert-packing", name, f"{says} (MXFP4)", formula=activated, settings={"unpacked": unpacked})
+            yield fault("expert-packing", name, formula=activated, unpacked=unpacked)
     if config.shared_expert_dim:
-        yield Fault(
-            "shared-expert", "missing", "the shared expert is missing", formula=activated, settings={"shared": 0}
-        )
-        says = "the output of the shared expert is multiplied by the routers' scale, too"
-        change = {"shared": config.router_scale}
+        yield fault("shared-expert", "missing", formula=activated, shared=0)
         if config.router_scale != 1:
-            yield Fault("shared-expert", "scaled", says, formula=activated, settings=change)
+            yield fault("shared-expert", "scaled", formula=activated, shared=config.router_scale)
     if config.shared_expert_dim and config.shared_expert_gate:
-        says = "the output of the shared expert is not multiplied by its gate"
-        yield Fault("shared-expert-gate", "missing", says, formula=activated, settings={"through": np.ones_like})
-        says = "the gate of the shared expert has no sigmoid"
-        yield Fault("shared-expert-gate", "no sigmoid", says, formula=activated, settings={"through": lambda x: x})
+        yield fault("shared-expert-gate", "missing", formula=activated, through=np.ones_like)
+        yield fault("shared-expert-gate", "no sigmoid", formula=activated, through=lambda x: x)

@@ -10,6 +10,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.report.describing.causes import meanings
 
 
 @dataclass
@@ -97,54 +98,64 @@ class NumericFault:
     make: Callable[[float], Fault]
 
 
+PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description", "settings"}
+"""The parts that a fault may have besides its name and its sentence; `settings` are all others."""
+
+
+def fault(
+    identity: str, variant: str, *, says: str = "", words: Mapping[str, Any] | None = None, **change: Any
+) -> Fault:
+    """Make a fault.
+
+    Args:
+        identity: its id.
+        variant: its variant, in which `words` may stand.
+        says: its description; by default the sentence of causes.toml for the id and the variant.
+        words: the words in the variant and the sentence, by name.
+        change: what it changes: parts of a fault by their names there, all others are settings of the formula.
+    """
+    known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
+    settings = {name: part for name, part in change.items() if name not in PARTS}
+    says = (says or meanings()[identity].says[variant]).format(**known)
+    return Fault(identity, variant.format(**known), says, settings=settings, **parts)
+
+
 @dataclass(frozen=True)
 class Row:
     """A fault in a table, before it is known for which configuration it is made."""
 
     id: str
     variant: str
-    says: str
-    """Its description, in which `{c}` is the configuration of the layer."""
     when: Callable[[TransformerConfig], bool]
     """Whether it can be made with a configuration."""
     change: Mapping[str, Any]
-    """What it changes: parts of a fault by their names there, all others are settings of the table's formula."""
+    """What `fault` is told; `{c}` in its sentence is the configuration of the layer."""
 
 
-def variants(
-    identity: str, table: Mapping[str, tuple[str, Any]], formula: Formula, setting: str, says: str = "{}"
-) -> Iterator[Fault]:
-    """Make a fault of each variant of a table, which has its description and the value of one setting of `formula`."""
-    for name, (text, change) in table.items():
-        yield Fault(identity, name, says.format(text), formula=formula, settings={setting: change})
-
-
-PARTS = ("alter", "patch", "downstream", "also_patched", "reshapes", "value", "equivalents", "fields")
-"""The parts of a fault that a row may have; `settings` are all others."""
-
-
-def row(
-    identity: str, variant: str, says: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
-) -> Row:
+def row(identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any) -> Row:
     """Return a row of a table."""
-    return Row(identity, variant, says, when, change)
+    return Row(identity, variant, when, change)
 
 
-def made(
-    rows: Iterable[Row], config: TransformerConfig, formula: Formula | None = None, **words: Any
-) -> Iterator[Fault]:
+def made(rows: Iterable[Row], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
     """Make the faults of a table that are possible with `config`.
 
     Args:
         formula: what the settings of the rows belong to.
-        words: further words of the descriptions.
+        words: further words of the sentences.
     """
     for each in rows:
         if each.when(config):
-            parts = {name: part for name, part in each.change.items() if name in PARTS}
-            settings = {name: part for name, part in each.change.items() if name not in PARTS}
-            variant, says = (text.format(c=config, **words) for text in (each.variant, each.says))
-            yield Fault(each.id, variant, says, formula=formula if settings else None, settings=settings, **parts)
+            used = None if each.change.keys() <= {*PARTS, "says"} else formula
+            yield fault(each.id, each.variant, words={"c": config, **words}, formula=used, **each.change)
+
+
+def variants(
+    identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
+) -> Iterator[Fault]:
+    """Make a fault of each variant of a table, which has the value of one setting of `formula`."""
+    for name, change in table.items():
+        yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
 
 def is_same(one: float, other: float) -> bool:

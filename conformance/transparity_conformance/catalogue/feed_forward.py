@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, Row, Settings, WalkState, made, row
+from transparity_conformance.catalogue.fault import Fault, Number, Row, Settings, WalkState, fault, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid
@@ -18,36 +18,16 @@ Bound = Callable[[float, Value, Value], tuple[Value, Value]]
 """From the limit, the gate and the up projection to both as they are bounded."""
 
 
-def _bound(variant: str, says: str, bound: Bound) -> Row:
-    return row("gate-limit", variant, says + " (swiglu_limit)", lambda c: c.gate_limit is not None, bounded=bound)
+def _bound(variant: str, bound: Bound) -> Row:
+    return row("gate-limit", variant, lambda c: c.gate_limit is not None, bounded=bound)
 
 
 BOUNDS = (
-    _bound(
-        "missing",
-        "the gate and the up projection are not bounded by {c.gate_limit:g}",
-        lambda limit, gate, up: (gate, up),
-    ),
-    _bound(
-        "gate alone",
-        "the up projection is not bounded by {c.gate_limit:g}, only the gate is",
-        lambda limit, gate, up: (np.minimum(gate, limit), up),
-    ),
-    _bound(
-        "up alone",
-        "the gate is not bounded by {c.gate_limit:g}, only the up projection is",
-        lambda limit, gate, up: (gate, np.clip(up, -limit, limit)),
-    ),
-    _bound(
-        "both sides",
-        "the gate is bounded from both sides, by {c.gate_limit:g} and −{c.gate_limit:g}, not only from above",
-        lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit)),
-    ),
-    _bound(
-        "above alone",
-        "the up projection is bounded only from above by {c.gate_limit:g}, not from both sides",
-        lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit)),
-    ),
+    _bound("missing", lambda limit, gate, up: (gate, up)),
+    _bound("gate alone", lambda limit, gate, up: (np.minimum(gate, limit), up)),
+    _bound("up alone", lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
+    _bound("both sides", lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
+    _bound("above alone", lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
 """Wrong bounds of a gate (swiglu_limit)."""
 
@@ -61,11 +41,12 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
     if offset := config.up_offset:
         says = f"{offset:g} is subtracted from the up projection, not added"
         missing = f"{offset:g} is not added to the up projection"
-        yield Fault("up-offset", "missing", missing, formula=activated, settings={"offset": 0.0})
-        yield Fault("up-offset", "subtracted", says, formula=activated, settings={"offset": -offset})
+        yield fault("up-offset", "missing", says=missing, formula=activated, offset=0.0)
+        yield fault("up-offset", "subtracted", says=says, formula=activated, offset=-offset)
         says = f"{offset:g} is added to the activated gate, not to the up projection"
-        settings = {"offset": 0.0, "gated": partial(_with_offset, offset)}
-        yield Fault("up-offset", "of the gate", says, formula=activated, settings=settings)
+        yield fault(
+            "up-offset", "of the gate", says=says, formula=activated, offset=0.0, gated=partial(_with_offset, offset)
+        )
 
 
 def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
@@ -165,37 +146,12 @@ def activated(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 GATES = (
-    row(
-        "gate-swapped",
-        "swapped",
-        "gate and up are exchanged: the activation is applied to up, not to the gate",
-        gated=lambda function, gate, up: gate * function(up),
-    ),
-    row("gate-missing", "without gate", "there is no gate", gated=lambda function, gate, up: function(up)),
-    row(
-        "gate-missing",
-        "gate alone",
-        "the up projection is not multiplied by the gate",
-        gated=lambda function, gate, up: function(gate),
-    ),
-    row(
-        "gate-activation",
-        "of both",
-        "the activation is applied to the gate and to the up projection",
-        gated=lambda function, gate, up: function(gate) * function(up),
-    ),
-    row(
-        "gate-activation",
-        "of the product",
-        "the activation is applied to the product of the gate and the up projection",
-        gated=lambda function, gate, up: function(gate * up),
-    ),
-    row(
-        "gate-missing",
-        "added",
-        "the gate is added to the up projection, not multiplied",
-        gated=lambda function, gate, up: function(gate) + up,
-    ),
+    row("gate-swapped", "swapped", gated=lambda function, gate, up: gate * function(up)),
+    row("gate-missing", "without gate", gated=lambda function, gate, up: function(up)),
+    row("gate-missing", "gate alone", gated=lambda function, gate, up: function(gate)),
+    row("gate-activation", "of both", gated=lambda function, gate, up: function(gate) * function(up)),
+    row("gate-activation", "of the product", gated=lambda function, gate, up: function(gate * up)),
+    row("gate-missing", "added", gated=lambda function, gate, up: function(gate) + up),
 )
 
 LIMIT = Number(

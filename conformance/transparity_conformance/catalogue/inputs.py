@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.embedding import right_ids, right_positions
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, variants
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
@@ -20,39 +20,29 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import Call, Mask, MaskParts, given_mask, padding_at
 from transparity_numpy.embeddings import patches
 
-ORDERS = {
-    "column by column": ("patches are taken column by column, not row by row", (0, 2, 1, 3)),
-    "from below": ("the rows of patches begin at the lower edge of the image", None),
-}
+ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
 """Orders of the patches (batch, rows, columns, numbers)."""
 
-PATCH_LAYOUTS = {
-    "channels last": ("a patch is read pixel by pixel with all channels of each, not channel by channel", (1, 2, 0)),
-    "columns first": ("the pixels of a patch are read column by column, not row by row", (0, 2, 1)),
-}
+PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
 """Orders of the numbers of a patch (channels, rows, columns)."""
 
 
 def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not config.reads_pixels or not site.endswith(".embedding"):
         return
-    for name, (description, axes) in ORDERS.items():
-        yield Fault("patch-order", name, description, patch=partial(_of_patches, partial(_ordered, axes)))
-    for name, (description, inner) in PATCH_LAYOUTS.items():
+    for name, axes in ORDERS.items():
+        yield fault("patch-order", name, patch=partial(_of_patches, partial(_ordered, axes)))
+    for name, inner in PATCH_LAYOUTS.items():
         if name != "channels last" or config.image_channels > 1:
-            yield Fault("patch-layout", name, description, patch=partial(_of_patches, partial(_laid_out, inner)))
+            yield fault("patch-layout", name, patch=partial(_of_patches, partial(_laid_out, inner)))
     if config.image_channels > 1:
-        description = "the channels of the image are in the opposite order (BGR, not RGB)"
-        yield Fault("patch-layout", "channels turned", description, patch=partial(_of_patches, _channels_turned))
+        yield fault("patch-layout", "channels turned", patch=partial(_of_patches, _channels_turned))
     if config.patch_bias:
-        description = "the bias of the linear map of patches is missing"
-        yield Fault("bias-dropped", "patches", description, alter=_unbiased)
+        yield fault("bias-dropped", "patches", alter=_unbiased)
     if config.class_token:
-        description = "the class token is behind the patches, not in front of them"
-        yield Fault("class-token", "behind", description, patch=_behind)
+        yield fault("class-token", "behind", patch=_behind)
         if config.positions == "learned":
-            description = "the class token has no position, and patches begin at the first"
-            yield Fault("class-token", "without position", description, patch=_without_position)
+            yield fault("class-token", "without position", patch=_without_position)
 
 
 def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -114,30 +104,18 @@ SECOND = "encoder.second_convolution"
 Frames = Callable[[np.ndarray], np.ndarray]
 """From what is given (batch, mel_bins, frames) to what the first convolution reads (batch, frames, mel_bins)."""
 
-LAYOUTS: Mapping[str, tuple[str, Frames]] = {
-    "reshaped": (
-        "the spectrogram is reshaped to (frames, mel_bins), not transposed",
-        lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
-    ),
-    "mel bins turned": (
-        "the mel bins are in the opposite order, from high to low",
-        lambda given: given[:, ::-1].swapaxes(1, 2),
-    ),
-    "frames turned": ("the frames are in the opposite order", lambda given: given[:, :, ::-1].swapaxes(1, 2)),
+LAYOUTS: Mapping[str, Frames] = {
+    "reshaped": lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
+    "mel bins turned": lambda given: given[:, ::-1].swapaxes(1, 2),
+    "frames turned": lambda given: given[:, :, ::-1].swapaxes(1, 2),
 }
 
 Kernel = Callable[[np.ndarray], np.ndarray]
 """From the right kernel (features_out, features_in, 3) to the wrong one."""
 
-KERNELS: Mapping[str, tuple[str, Kernel]] = {
-    "turned": (
-        "the kernel is turned in time: its last column meets the earliest frame",
-        lambda kernel: kernel[..., ::-1],
-    ),
-    "reshaped": (
-        "the kernel is reshaped from (features_out, 3, features_in), not from (features_out, features_in, 3)",
-        lambda kernel: kernel.reshape(len(kernel), 3, -1).swapaxes(1, 2),
-    ),
+KERNELS: Mapping[str, Kernel] = {
+    "turned": lambda kernel: kernel[..., ::-1],
+    "reshaped": lambda kernel: kernel.reshape(len(kernel), 3, -1).swapaxes(1, 2),
 }
 
 Ends = Callable[[np.ndarray], np.ndarray]
@@ -148,14 +126,11 @@ def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
     return np.pad(x, ((0, 0), (left, right), (0, 0)), mode=mode)  # type: ignore[call-overload] # a name of NumPy's
 
 
-ENDS: Mapping[str, tuple[str, Ends]] = {
-    "behind": ("both frames of zeros are behind the last frame, none in front", partial(_with_ends, 0, 2, "constant")),
-    "in front": (
-        "both frames of zeros are in front of the first frame, as in a causal convolution",
-        partial(_with_ends, 2, 0, "constant"),
-    ),
-    "edge": ("the first and the last frame are repeated at the ends, not zeros", partial(_with_ends, 1, 1, "edge")),
-    "circular": ("each end is continued by the other, not by zeros", partial(_with_ends, 1, 1, "wrap")),
+ENDS: Mapping[str, Ends] = {
+    "behind": partial(_with_ends, 0, 2, "constant"),
+    "in front": partial(_with_ends, 2, 0, "constant"),
+    "edge": partial(_with_ends, 1, 1, "edge"),
+    "circular": partial(_with_ends, 1, 1, "wrap"),
 }
 
 
@@ -168,16 +143,13 @@ def _of_convolution(site: str) -> Iterator[Fault]:
     for name, (function, says) in ACTIVATIONS.items():
         if name != "gelu":
             description = f"{says} instead of {ACTIVATIONS['gelu'][1]} behind the convolution"
-            yield Fault(
-                "convolution-activation", name, description, formula=convolution, settings={"function": function}
-            )
+            yield fault("convolution-activation", name, says=description, formula=convolution, function=function)
     yield from variants("convolution-kernel", KERNELS, convolution, "kernel")
     yield from variants("convolution-padding", ENDS, convolution, "ends")
     if site == FIRST:
         yield from variants("frame-layout", LAYOUTS, convolution, "frames")
         return
-    description = "the first convolution has the stride 2, and the second 1"
-    yield Fault("convolution-stride", "of the first", description, patch=_first_with_stride, reshapes=FIRST)
+    yield fault("convolution-stride", "of the first", patch=_first_with_stride, reshapes=FIRST)
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -208,34 +180,28 @@ def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
 """From the token types and the highest one to the wrong ones."""
 
-TYPES: tuple[tuple[str, str, OtherTypes | None], ...] = (
-    ("none", "token types are not embedded", None),
-    ("all 0", "all tokens are of type 0, whatever the token_types", lambda types, most: 0 * types),
-    ("all 1", "all tokens are of type 1, whatever the token_types", lambda types, most: 0 * types + min(1, most)),
-    ("turned", "the token types are in the opposite order", lambda types, most: most - types),
-)
+TYPES: dict[str, OtherTypes | None] = {
+    "none": None,
+    "all 0": lambda types, most: 0 * types,
+    "all 1": lambda types, most: 0 * types + min(1, most),
+    "turned": lambda types, most: most - types,
+}
 
 EXCHANGED = "token_types"
 
-MASKS: dict[str, tuple[str, Callable[[Call, str], Mask]]] = {
-    "tokens": (
-        "the padding token is masked, whatever the attention_mask",
-        lambda state, site: padding_at(state, site, by_token=True),
-    ),
-    "none": ("the attention_mask is ignored", lambda state, site: np.ones_like(padding_at(state, site))),
-    "inverted": ("the attention_mask is inverted: its ones are masked", lambda state, site: ~padding_at(state, site)),
-    EXCHANGED: (
-        "token_types and attention_mask are exchanged",
-        lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
-    ),
+MASKS: dict[str, Callable[[Call, str], Mask]] = {
+    "tokens": lambda state, site: padding_at(state, site, by_token=True),
+    "none": lambda state, site: np.ones_like(padding_at(state, site)),
+    "inverted": lambda state, site: ~padding_at(state, site),
+    EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
 """Masks (batch, 1, 1, keys) that may be used instead of the given one."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site.endswith(".embedding") and config.num_token_types:
-        for name, description, wrong in TYPES:
-            yield Fault("token-types", name, description, patch=partial(_typed, wrong))
+        for name, wrong in TYPES.items():
+            yield fault("token-types", name, patch=partial(_typed, wrong))
     if site.endswith((".embedding", ".weights")) and given_mask(config, site):
         yield from _mask_faults(config, is_embedding=site.endswith(".embedding"))
 
@@ -243,16 +209,16 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
     """Faults in attention; they reach the embeddings if positions count visible tokens, or if inputs are exchanged."""
     counts = config.position_count == "visible"
-    for name, (description, _) in MASKS.items():
+    for name in MASKS:
         # A mask that is ignored or inverted in attention alone is a fault of `masks`.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
-            patch, settings = partial(_embedded_otherwise, name), {"padding": partial(_other_mask, name)}
-            yield Fault("attention-mask", name, description, patch=patch, formula=weighed, settings=settings)
+            patch, padding = partial(_embedded_otherwise, name), partial(_other_mask, name)
+            yield fault("attention-mask", name, patch=patch, formula=weighed, padding=padding)
 
 
 def _other_mask(name: str, parts: MaskParts) -> Mask:
-    return MASKS[name][1](parts.state, parts.site)
+    return MASKS[name](parts.state, parts.site)
 
 
 def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) -> Value:
@@ -264,7 +230,7 @@ def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) ->
     """The embeddings with the positions and types that another mask gives."""
     if not site.endswith(".embedding"):
         return value
-    mask = MASKS[name][1](state, site)
+    mask = MASKS[name](state, site)
     if state.config.position_count == "visible":
         table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
         value = value - right_positions(state, site) + table[right_ids(state, site, mask[:, 0, 0])]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import MaskOrder, TransformerConfig, WindowKind
-from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState
+from transparity_conformance.catalogue.fault import Fault, Patch, Settings, WalkState, fault
 from transparity_conformance.catalogue.sites import Value, has_padding
 from transparity_conformance.oracle.undetermined import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
@@ -22,8 +22,8 @@ def layer_of(site: str) -> int:
     return int(site.split(".")[2])
 
 
-def _masked(identity: str, variant: str, description: str, value: float | None = None, **settings: Any) -> Fault:
-    return Fault(identity, variant, description, formula=weighed, settings=settings, value=value)
+def _masked(identity: str, variant: str, value: float | None = None, **change: Any) -> Fault:
+    return fault(identity, variant, formula=weighed, value=value, **change)
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -69,49 +69,33 @@ def _softmax_over(axis: int, scores: Value) -> Value:
     return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
 
 
-def _hiding(identity: str, variant: str, description: str, **settings: Any) -> Iterator[Fault]:
+def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
     """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
-    yield _masked(identity, variant, description, **settings)
-    for kind, says in BLIND.items():
-        description_there = f"{description}; a row that sees nothing {says}"
-        yield _masked(identity, f"{variant}, {kind}", description_there, blind=kind, **settings)
+    yield _masked(identity, variant, **settings)
+    for kind in BLIND:
+        yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
 
 
-BLIND = {"NaN": "becomes NaN", "by scores": "weighs its keys by their scores"}
+BLIND = ("NaN", "by scores")
 """Weights of rows that see nothing: those of a softmax of −∞ alone, and of scores that are all less by one number."""
 
 
 CAUSAL = (
-    _masked("causal-missing", "missing", "the causal mask is missing: the future is visible", past=lambda m: m.square),
-    _masked(
-        "causal-diagonal", "shows the next", "each position sees the next one, too", past=lambda m: np.tril(m.square, 1)
-    ),
-    _masked(
-        "mask-polarity",
-        "past hidden",
-        "the causal mask is transposed: the past is masked",
-        past=lambda m: np.triu(m.square),
-    ),
+    _masked("causal-missing", "missing", past=lambda m: m.square),
+    _masked("causal-diagonal", "shows the next", past=lambda m: np.tril(m.square, 1)),
+    _masked("mask-polarity", "past hidden", past=lambda m: np.triu(m.square)),
 )
 CAUSAL_AND_PADDING = (
-    _masked("mask-polarity", "causal inverted", "the causal part of the mask is inverted", past=lambda m: ~m.past),
-    _masked(
-        "mask-polarity", "padding inverted", "the padding part of the mask is inverted", padding=lambda m: ~m.padding
-    ),
+    _masked("mask-polarity", "causal inverted", past=lambda m: ~m.past),
+    _masked("mask-polarity", "padding inverted", padding=lambda m: ~m.padding),
 )
 PADDING = (
-    _masked("padding-ignored", "not hidden", "padding is not masked", padding=lambda m: np.ones_like(m.padding)),
-    _masked(
-        "padding-axis", "queries", "padded queries are masked instead of padded keys", padding=lambda m: m.query_padding
-    ),
+    _masked("padding-ignored", "not hidden", padding=lambda m: np.ones_like(m.padding)),
+    _masked("padding-axis", "queries", padding=lambda m: m.query_padding),
 )
-PADDING_HIDDEN = _masked(
-    "padding-ignored", "hidden", "padding is masked, but the reference leaves it visible", masks_padding=True
-)
-INVERTED = tuple(_hiding("mask-polarity", "inverted", "the mask is inverted", inverted=True))
-DIAGONAL = tuple(
-    _hiding("causal-diagonal", "hides itself", "each position masks itself, too", past=lambda m: np.tril(m.square, -1))
-)
+PADDING_HIDDEN = _masked("padding-ignored", "hidden", masks_padding=True)
+INVERTED = tuple(_hiding("mask-polarity", "inverted", inverted=True))
+DIAGONAL = tuple(_hiding("causal-diagonal", "hides itself", past=lambda m: np.tril(m.square, -1)))
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -136,9 +120,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield PADDING_HIDDEN
     if sublayer == "self_attention":
         yield from _window_faults(config, site, causal=causal)
-    yield _masked("softmax-axis", "queries", "softmax runs over the queries", axis=-2)
+    yield _masked("softmax-axis", "queries", axis=-2)
     if config.num_heads > 1:
-        yield _masked("softmax-axis", "heads", "softmax runs over the heads", axis=1)
+        yield _masked("softmax-axis", "heads", axis=1)
     if pads or causal:
         yield HIDDEN_ROW_IS_NAN
         if not config.mask_is_exact:
@@ -149,17 +133,13 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
     for value in (-10.0, -1e-20, -1e-9, -1.0, 0.0, -100.0, -1e4, -1e9, -math.inf):
         if value != config.mask_value:
             description = f"masked scores are replaced by {value:g} instead of {config.mask_value:g}"
-            yield _masked("mask-value", f"{value:g}", description, value, hidden=value)
+            yield _masked("mask-value", f"{value:g}", value, hidden=value, says=description)
     for value in (config.mask_value, -1e9, -10.0, 1.0):
         if math.isfinite(value):
-            description = f"{value:g} is added to masked scores instead of replacing them"
-            yield _masked("mask-value", f"{value:g} added", description, value, added=value)
-    description = "the mask multiplies the weights after the softmax"
-    yield _masked("mask-order", "behind the softmax", description, behind="as they are")
-    description += ", and they are normalised again"
-    yield _masked("mask-order", "behind the softmax, normalised", description, behind="normalised")
-    other = "after" if config.mask_order == "before-scale" else "before"
-    yield _masked("mask-order", other, f"masked scores are replaced {other} the scale", order=_other_order)
+            yield _masked("mask-value", "{value:g} added", value, added=value, words={"value": value})
+    yield _masked("mask-order", "behind the softmax", behind="as they are")
+    yield _masked("mask-order", "behind the softmax, normalised", behind="normalised")
+    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", order=_other_order)
 
 
 def _other_order(config: TransformerConfig) -> MaskOrder:
@@ -173,45 +153,38 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
         yield from faults(own.sliding_window, causal=causal)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
-        description = "layers with and without a window are exchanged"
-        yield _windowed("window-layers", "exchanged", description, _of_the_next_kind)
+        yield _windowed("window-layers", "exchanged", _of_the_next_kind)
     for kind, other in kinds.items():
         if other.sliding_window is not None and _window(other) != _window(own):
             description = f"this layer has the window of the layers of {kind}"
-            yield _windowed("window-layers", kind, description, partial(_of_kind, kind))
+            yield _windowed("window-layers", kind, partial(_of_kind, kind), says=description)
 
 
 def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
     for more in (1, -1):
         description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
-        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
-    description = "the sliding window is missing: the whole past is visible"
-    yield _masked("window-missing", "missing", description, window=lambda m: None)
+        yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
+    yield _masked("window-missing", "missing", words={"which": "sliding window is"}, window=lambda m: None)
     if not causal:
-        description = "half of the window is on each side"
-        yield _masked("window-size", "half", description, window=lambda m: m.layer_window // 2 + 1)
-    description = f"a position sees those of its own chunk of {window} alone, not the last {window}"
-    yield _masked("window-kind", "chunks", description, window_kind=lambda m: "chunks")
+        yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
+    yield _masked("window-kind", "chunks", words={"window": window}, window_kind=lambda m: "chunks")
 
 
 def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
     for more in (1, -1):
         description = f"chunks have {window + more} positions instead of {window}"
-        yield _masked("window-size", f"{more:+d}", description, window + more, window=partial(_larger_by, more))
-    description = "the chunks are missing: the whole past is visible"
-    yield _masked("window-missing", "missing", description, window=lambda m: None)
-    description = f"a position sees the last {window} positions, not those of its own chunk alone"
-    yield _masked("window-kind", "sliding", description, window_kind=lambda m: "sliding")
+        yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
+    yield _masked("window-missing", "missing", words={"which": "chunks are"}, window=lambda m: None)
+    yield _masked("window-kind", "sliding", words={"window": window}, window_kind=lambda m: "sliding")
     for name, begin in {"early": 1, "late": window - 1}.items() if window > 1 else ():
         if name == "early" or window > 2:
-            description = f"chunks begin a position too {name}"
-            yield _masked("window-begin", name, description, begin=begin)
+            yield _masked("window-begin", name, begin=begin)
 
 
-def _windowed(identity: str, variant: str, description: str, of: Callable[[MaskParts], Window]) -> Fault:
+def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
     """A fault of a layer that has another layer's window."""
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
-    return _masked(identity, variant, description, **settings)
+    return _masked(identity, variant, says=says, **settings)
 
 
 Window = tuple[int | None, WindowKind]
@@ -239,7 +212,7 @@ def _of_the_next_kind(m: MaskParts) -> Window:
 
 
 def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
-    return Fault("mask-wholly-hidden-row", name, f"a row with every key masked {description}", patch=patch)
+    return fault("mask-wholly-hidden-row", name, says=f"a row with every key masked {description}", patch=patch)
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -287,26 +260,14 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
 HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", partial(_unseeing, math.nan))
 
 
-SINKS: dict[str, tuple[str, Callable[[Value, TransformerConfig], Value | None]]] = {
-    "missing": ("the softmax is over the keys alone, without the head's sink", lambda sinks, config: None),
-    "zero": ("the sink is 0 in all heads", lambda sinks, config: np.zeros_like(sinks)),
-    "negated": ("the sink is subtracted: it is negated in the softmax", lambda sinks, config: -sinks),
-    "scaled": (
-        "the sink is multiplied by the scale of the scores",
-        lambda sinks, config: sinks * sinks.dtype.type(config.score_scale),
-    ),
-    "divided": (
-        "the sink is divided by the scale of the scores",
-        lambda sinks, config: sinks / sinks.dtype.type(config.score_scale),
-    ),
-    "of the first head": (
-        "the sink of the first head is that of all heads",
-        lambda sinks, config: sinks[:1] + 0 * sinks,
-    ),
-    "by members": (
-        "sinks are those of the groups' members in turn, not of consecutive heads",
-        lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
-    ),
+SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
+    "missing": lambda sinks, config: None,
+    "zero": lambda sinks, config: np.zeros_like(sinks),
+    "negated": lambda sinks, config: -sinks,
+    "scaled": lambda sinks, config: sinks * sinks.dtype.type(config.score_scale),
+    "divided": lambda sinks, config: sinks / sinks.dtype.type(config.score_scale),
+    "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
+    "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
 """Wrong sinks, in words and as functions of the right ones; None: no sink."""
 
@@ -315,13 +276,12 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
     if not sublayer.endswith("attention") or not config.attention_sinks or tap != "weights":
         return
-    for name, (says, change) in SINKS.items():
+    for name, change in SINKS.items():
         grouped = 1 < config.key_value_heads < config.num_heads
         is_another = {"scaled": config.score_scale != 1, "divided": config.score_scale != 1, "by members": grouped}
         if is_another.get(name, name != "of the first head" or config.num_heads > 1):
-            yield Fault("attention-sinks", name, says, formula=sunk, settings={"sinks": change})
-    says = "the weight of the sink is given to the first key, instead of being left out"
-    yield Fault("attention-sinks", "to the first key", says, formula=sunk, settings={"first": True})
+            yield fault("attention-sinks", name, formula=sunk, sinks=change)
+    yield fault("attention-sinks", "to the first key", formula=sunk, first=True)
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, usual
+from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, fault, usual
 from transparity_conformance.catalogue.sites import (
     Value,
     apply_linear,
@@ -59,10 +59,10 @@ class Form:
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site.endswith(".self_attention.query") and not is_normed(config, site):
-        for name, (source, description) in UNWANTED.items():
+        for name, source in UNWANTED.items():
             if source is None or config.embedding_norm:
                 patch = partial(_normed_first, source)
-                yield Fault("norm-unwanted", name, description, patch=patch, also_patched=("key", "value"))
+                yield fault("norm-unwanted", name, patch=patch, also_patched=("key", "value"))
     if has_eps(config, site):
         yield from (other_eps(config, eps) for eps in usual("norm_eps") if eps != config.norm_eps)
     if not is_norm(config, site):
@@ -75,13 +75,13 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     else:
         yield from _of_layer(right)
     if right.biased:
-        yield _formed("norm-kind", "without bias", "its bias is missing", biased=False)
-    yield _formed("norm-kind", "without gain", "its gain is missing", gained=False)
+        yield _formed("norm-kind", "without bias", biased=False)
+    yield _formed("norm-kind", "without gain", gained=False)
     if right.more:
-        yield _formed("norm-gain", "weight", "it multiplies by its weight, not by 1 + its weight", more=0)
+        yield _formed("norm-gain", "weight", more=0)
     elif not right.centered:
-        yield _formed("norm-gain", "one-plus-weight", "it multiplies by 1 + its weight, not by its weight", more=1)
-    yield Fault("norm-missing", "missing", "this norm is missing", patch=_missing)
+        yield _formed("norm-gain", "one-plus-weight", more=1)
+    yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         yield from _taken(name, other)
@@ -96,11 +96,11 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     pair = (min(name, other), max(name, other))
     change, taken_from = partial(_exchanged, pair), partial(_beside, other)
     says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
-    both = Fault("norm-swapped", " and ".join(pair), says, alter=change, taken_from=taken_from, is_mutual=True)
+    both = fault("norm-swapped", " and ".join(pair), says=says, alter=change, taken_from=taken_from, is_mutual=True)
     yield both
     says = f"the parameters of {other} are used for {name}, too"
     variant = f"{other} for {name}"
-    yield Fault("norm-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+    yield fault("norm-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
 
 
 def _beside(name: str, site: str) -> str:
@@ -109,32 +109,29 @@ def _beside(name: str, site: str) -> str:
 
 def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
     says = f"what this norm is given is {factor:g} × ours"
-    settings = {"factor": factor}
-    return Fault("norm-input-scale", f"{factor:g}", says, formula=norm_with, settings=settings, equivalents=ties)
+    return fault("norm-input-scale", f"{factor:g}", says=says, formula=norm_with, factor=factor, equivalents=ties)
 
 
-def _formed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
-    return Fault(identity, variant, description, formula=norm_with, settings=settings)
+def _formed(identity: str, variant: str, **settings: Any) -> Fault:
+    return fault(identity, variant, formula=norm_with, **settings)
 
 
 def _of_batch() -> Iterator[Fault]:
     """Faults of a BatchNorm."""
-    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
-    description = "it normalises by the batch, not by the running statistics"
-    yield _formed("norm-kind", "batch statistics", description, statistics="batch")
-    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm", statistics="features")
+    yield _formed("norm-eps-placement", "outside the root", outside=True)
+    yield _formed("norm-kind", "batch statistics", statistics="batch")
+    yield _formed("norm-kind", "LayerNorm", statistics="features")
 
 
 def _of_layer(right: Form) -> Iterator[Fault]:
     """Faults of a LayerNorm."""
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
-    yield _formed("norm-eps-placement", place, f"eps is added {place}", outside=not right.outside)
+    yield _formed("norm-eps-placement", place, outside=not right.outside)
     description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
-    yield _formed("norm-variance", over, description, **changes)
+    yield _formed("norm-variance", over, says=description, **changes)
     description += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", description, **changes, outside=not right.outside)
-    description = "the mean is not subtracted, though the variance is taken around it"
-    yield _formed("norm-kind", "mean left in", description, subtracted=False)
+    yield _formed("norm-variance", f"{over}, eps {place}", says=description, **changes, outside=not right.outside)
+    yield _formed("norm-kind", "mean left in", subtracted=False)
     for biased, without in ((True, ""), (False, ", and there is no bias")):
         if without and not right.biased:
             continue
@@ -143,25 +140,29 @@ def _of_layer(right: Form) -> Iterator[Fault]:
         plain = {
             name: value for name, value in (("correction", 0), ("outside", False)) if getattr(right, name) != value
         }
-        yield _formed("norm-kind", kind, description, **rms, **plain)
+        yield _formed("norm-kind", kind, says=description, **rms, **plain)
         if right.outside:
             yield _formed(
-                "norm-kind", f"{kind}, eps outside", f"{description}, and eps is outside the root", **rms, correction=0
+                "norm-kind",
+                f"{kind}, eps outside",
+                says=f"{description}, and eps is outside the root",
+                **rms,
+                correction=0,
             )
             description += ", the deviation as in the right norm"
-            yield _formed("norm-kind", f"{kind}, same deviation", description, **rms)
+            yield _formed("norm-kind", f"{kind}, same deviation", says=description, **rms)
     description = "it is a BatchNorm over the batch and the positions"
-    yield _formed("norm-kind", "BatchNorm", description, correction=0, outside=False, statistics="batch")
+    yield _formed("norm-kind", "BatchNorm", says=description, correction=0, outside=False, statistics="batch")
     if right.outside:
         description += ", the deviation as in the right norm"
-        yield _formed("norm-kind", "BatchNorm, same deviation", description, statistics="batch")
+        yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
 
 
 def _of_rms(site: str, right: Form) -> Iterator[Fault]:
     """Faults of an RMSNorm."""
-    yield _formed("norm-eps-placement", "outside the root", "eps is added outside the root", outside=True)
-    yield _formed("norm-variance", "n − 1", "the mean of the squares is taken over n − 1", correction=1)
-    yield _formed("norm-kind", "LayerNorm", "it is a LayerNorm: the mean is subtracted", centered=True)
+    yield _formed("norm-eps-placement", "outside the root", outside=True)
+    yield _formed("norm-variance", "n − 1", correction=1)
+    yield _formed("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True)
     if is_head_norm(site):
         yield _heads_otherwise(right)
 
@@ -169,10 +170,8 @@ def _of_rms(site: str, right: Form) -> Iterator[Fault]:
 def _heads_otherwise(right: Form) -> Fault:
     """A norm of queries or keys over the features of all heads instead of each, or of each instead of all."""
     if right.statistics == "heads":
-        description = "each head is normalised by itself, not all heads together"
-        return _formed("query-key-norm", "each head", description, statistics="features")
-    description = "all heads are normalised together, not each by itself"
-    return _formed("query-key-norm", "heads together", description, statistics="heads")
+        return _formed("query-key-norm", "each head", statistics="features")
+    return _formed("query-key-norm", "heads together", statistics="heads")
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -262,13 +261,7 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
     return _formed_by(form_at(state.config, site), state, site, x)
 
 
-UNWANTED: dict[str, tuple[str | None, str]] = {
-    "fresh": (None, "a norm with gain 1 is in front of attention, which has none in this layer"),
-    "the embeddings'": (
-        "embedding_norm",
-        "the norm of the embeddings is applied again in front of attention, which has none in this layer",
-    ),
-}
+UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
 """Norms that ports have in front of an attention without one."""
 
 
@@ -322,15 +315,12 @@ def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) ->
     return (y if in_front else y * gate).astype(value.dtype)
 
 
-LATENT_NORMS: Mapping[str, tuple[str, Settings]] = {
-    "without gain": ("the norm of the latent of {role} has no gain", {"gained": False}),
-    "layer": (
-        "the mean is subtracted from the latent of {role}, as a layer norm does, not an RMS norm",
-        {"centered": True},
-    ),
-    "n − 1": ("the mean of the squares of the latent of {role} is taken over n − 1", {"correction": 1}),
-    "eps outside": ("eps is added outside the root in the norm of the latent of {role}", {"outside": True}),
-    "one-plus-weight": ("the norm of the latent of {role} multiplies by 1 + its weight", {"more": 1.0}),
+LATENT_NORMS: Mapping[str, Settings] = {
+    "without gain": {"gained": False},
+    "layer": {"centered": True},
+    "n − 1": {"correction": 1},
+    "eps outside": {"outside": True},
+    "one-plus-weight": {"more": 1.0},
 }
 """Wrong norms of a latent, in words and as settings of the norm."""
 
@@ -341,7 +331,7 @@ def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if not is_latent(site):
         return
     role = LATENT_ROLES[split(site)[2]]
-    yield Fault("latent-norm", "missing", f"the latent of {role} is not normalised", patch=_missing)
-    for name, (says, settings) in LATENT_NORMS.items():
+    yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)
+    for name, settings in LATENT_NORMS.items():
         if name != "one-plus-weight" or config.norm_gain == "weight":
-            yield Fault("latent-norm", name, says.format(role=role), formula=norm_with, settings=settings)
+            yield fault("latent-norm", name, words={"role": role}, formula=norm_with, **settings)

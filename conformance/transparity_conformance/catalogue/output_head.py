@@ -19,6 +19,7 @@ from transparity_conformance.catalogue.fault import (
     Patch,
     Settings,
     WalkState,
+    fault,
     is_same,
     made,
     row,
@@ -36,16 +37,16 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "pooled":
         for name, (pooled, says) in _poolings(config):
             if name != config.pooling:
-                yield Fault("pooling", name, f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
+                yield fault("pooling", name, says=f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
     if site != "logits":
         return
-    for name, (pooler, description) in POOLERS.items() if config.has_pooler else ():
+    for name, pooler in POOLERS.items() if config.has_pooler else ():
         if name != config.pooler:
-            yield _headed("pooling", name, description, pooler=pooler)
+            yield _headed("pooling", name, pooler=pooler)
     if config.head_transform:
-        for name, (transform, description) in TRANSFORMS.items():
+        for name, transform in TRANSFORMS.items():
             if name != f"by {config.activation}":
-                yield _headed("head-transform", name, description, transform=transform)
+                yield _headed("head-transform", name, transform=transform)
     if config.head != "logits":
         return
     known = [config.head_input_scale]
@@ -53,7 +54,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
             description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
-            yield _headed("head-scale", name, description, scale=scale)
+            yield _headed("head-scale", name, says=description, scale=scale)
     yield from made(CAP_MISSING, config, _logits)
     yield from CAP.usual(config)
     yield from made(CAPS, config, _logits)
@@ -76,8 +77,8 @@ def _right(config: TransformerConfig) -> str:
     return " · ".join(of_width + further) or "1"
 
 
-def _headed(identity: str, variant: str, description: str, **settings: Any) -> Fault:
-    return Fault(identity, variant, description, formula=_logits, settings=settings)
+def _headed(identity: str, variant: str, **settings: Any) -> Fault:
+    return fault(identity, variant, formula=_logits, **settings)
 
 
 def _last(state: WalkState) -> Value:
@@ -118,25 +119,13 @@ def _mapped(state: WalkState, x: Value) -> Value:
     return apply_linear(state, "head_transform", x)
 
 
-TRANSFORMS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
-    "missing": (lambda state, x: x, "the map, the activation and the norm in front of the head are missing"),
-    "without activation": (
-        lambda state, x: _normed(state, _mapped(state, x)),
-        "the map in front of the head has no activation",
-    ),
-    "without norm": (
-        lambda state, x: ACTIVATIONS[state.config.activation](_mapped(state, x)),
-        "the norm in front of the head is missing",
-    ),
-    "norm first": (
-        lambda state, x: ACTIVATIONS[state.config.activation](_normed(state, _mapped(state, x))),
-        "in front of the head, the activation follows the norm",
-    ),
-    "norm alone": (_normed, "in front of the head there is the norm alone"),
-    **{
-        f"by {name}": (partial(_transformed, activation=name), f"the activation in front of the head is {name}")
-        for name in ACTIVATIONS
-    },
+TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
+    "missing": lambda state, x: x,
+    "without activation": lambda state, x: _normed(state, _mapped(state, x)),
+    "without norm": lambda state, x: ACTIVATIONS[state.config.activation](_mapped(state, x)),
+    "norm first": lambda state, x: ACTIVATIONS[state.config.activation](_normed(state, _mapped(state, x))),
+    "norm alone": _normed,
+    **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
 """What ports have in front of the head of masked words."""
 
@@ -152,17 +141,11 @@ ACTIVATED: dict[str, Callable[[Value], Value]] = {
     "without activation": lambda x: x,
 }
 
-POOLERS: dict[str, tuple[Callable[[WalkState, Value], Value], str]] = {
-    "unprojected": (lambda state, x: x, "the pooled state does not go through the pooler"),
-    "activation alone": (
-        lambda state, x: ACTIVATED[state.config.pooler](x),
-        "the pooled state goes through the pooler's activation without its linear map",
-    ),
-    "without activation": (partial(_through_pooler, "without activation"), "the pooler has no activation"),
-    **{
-        name: (partial(_through_pooler, name), f"the pooler's activation is {name}")
-        for name in ("tanh", "relu", "gelu")
-    },
+POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
+    "unprojected": lambda state, x: x,
+    "activation alone": lambda state, x: ACTIVATED[state.config.pooler](x),
+    "without activation": partial(_through_pooler, "without activation"),
+    **{name: partial(_through_pooler, name) for name in ("tanh", "relu", "gelu")},
 }
 """What ports do to a pooled state."""
 
@@ -248,18 +231,10 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, setting="cap")
 _cap = partial(row, "logit-cap", when=lambda c: c.final_softcap is not None)
-CAP_MISSING = (_cap("missing", "logits have no softcap", cap=None),)
+CAP_MISSING = (_cap("missing", cap=None),)
 CAPS = (
-    _cap(
-        "clipped",
-        "logits are clipped at the cap instead of softcapped by tanh",
-        capping=lambda x, cap: np.clip(x, -cap, cap),
-    ),
-    _cap(
-        "not scaled back",
-        "logits are tanh(logits / cap), which is not multiplied by the cap again",
-        capping=lambda x, cap: np.tanh(x / cap),
-    ),
+    _cap("clipped", capping=lambda x, cap: np.clip(x, -cap, cap)),
+    _cap("not scaled back", capping=lambda x, cap: np.tanh(x / cap)),
 )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault
+from transparity_conformance.catalogue.fault import Fault, fault
 from transparity_conformance.catalogue.parameters import site_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import split
@@ -20,9 +20,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         description = f"queries, keys and values are packed {each}, but read one after the other"
-        yield Fault("packed-order", "head by head", description, alter=_packed_by_head)
+        yield fault("packed-order", "head by head", says=description, alter=_packed_by_head)
         description = f"queries, keys and values are packed one after the other, but read {each}"
-        yield Fault("packed-order", "one behind the other", description, alter=_packed_in_turn)
+        yield fault("packed-order", "one behind the other", says=description, alter=_packed_in_turn)
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             yield _cut_in_order(order)
@@ -33,7 +33,7 @@ def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
     for layout in ("neighbours", "halves"):
         if config.rotated_dim > 2:  # two features have one order
             says = f"the rows of each head's weights are permuted, as for a rotation of {layout}"
-            yield Fault("rotary-rows", layout, says, alter=partial(_with_rows, layout))
+            yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
 
 
 def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -63,10 +63,10 @@ def _cut_in_order(order: tuple[str, ...]) -> Fault:
     """Rows that are packed as query, key, value, but taken for the roles in another order."""
     source = dict(zip(order, ROLES, strict=True))
     says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
-    return Fault(
+    return fault(
         "packed-order",
         ", ".join(order),
-        says,
+        says=says,
         alter=partial(_from_role, source),
         taken_from=lambda site: site_of(source[site.rpartition(".")[2]], site),
         is_mutual=True,

@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.catalogue.fault import Fault
+from transparity_conformance.catalogue.fault import Fault, fault
 from transparity_conformance.catalogue.sites import token_table
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -31,7 +31,7 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
-        yield Fault("weight-transpose", role, f"the {role} weight is transposed", alter=partial(_transposed, role))
+        yield fault("weight-transpose", role, says=f"the {role} weight is transposed", alter=partial(_transposed, role))
     for pair in EXCHANGED:
         if shape is not None and role in pair:
             other = f"{part.rpartition('.')[0]}.{pair[role == pair[0]]}"
@@ -40,7 +40,7 @@ def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
                 if f"{other}.bias" in shapes:
                     yield from _taken(role, pair, biases=False)
     if f"{part}.bias" in shapes:
-        yield Fault("bias-dropped", role, f"the {role} bias is missing", alter=partial(_unbiased, role))
+        yield fault("bias-dropped", role, says=f"the {role} bias is missing", alter=partial(_unbiased, role))
 
 
 FED = {
@@ -79,13 +79,18 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
     other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
     taken_from, without = partial(site_of, other), "" if biases else " without biases"
     says = f"the weights of {pair[0]} and {pair[1]} are exchanged{'' if biases else ', their biases are not'}"
-    both = Fault(
-        "weight-swapped", f"{' and '.join(pair)}{without}", says, alter=change, taken_from=taken_from, is_mutual=True
+    both = fault(
+        "weight-swapped",
+        f"{' and '.join(pair)}{without}",
+        says=says,
+        alter=change,
+        taken_from=taken_from,
+        is_mutual=True,
     )
     yield both
     says = f"the weight of {other} is used for {role}, too{'' if biases else ', with its own bias'}"
     variant = f"{other} for {role}{without}"
-    yield Fault("weight-duplicated", variant, says, alter=change, taken_from=taken_from, exchange=both)
+    yield fault("weight-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
 
 
 def site_of(role: str, site: str) -> str:
@@ -101,10 +106,12 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
             description = f"the head's weight is tied to the {stack}'s token embedding"
-            yield Fault("head-tied", stack, description, alter=partial(_tied, stack))
+            yield fault("head-tied", stack, says=description, alter=partial(_tied, stack))
             if config.head_bias:
                 description += ", and its bias is missing"
-                yield Fault("head-tied", f"{stack} without bias", description, alter=partial(_tied, stack, bias=False))
+                yield fault(
+                    "head-tied", f"{stack} without bias", says=description, alter=partial(_tied, stack, bias=False)
+                )
 
 
 def scope_of_head(config: TransformerConfig) -> str:
@@ -189,7 +196,7 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, layer in {"first": 0, "last": last}.items():
         if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
             says = f"the weights of the {name} layer are used in this layer, too"
-            yield Fault("layer-shared", name, says, alter=partial(of_layer, layer))
+            yield fault("layer-shared", name, says=says, alter=partial(of_layer, layer))
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, WalkState, is_same
+from transparity_conformance.catalogue.fault import Fault, WalkState, fault, is_same
 from transparity_conformance.catalogue.sites import Value, distances_at, normalized_and_rotated
 from transparity_conformance.oracle.undetermined import length_at, split
 from transparity_numpy.positions import alibi_slopes, relative_buckets, score_bias
@@ -47,31 +47,24 @@ def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most:
 
 
 def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    description = "buckets have one direction: a later key has the distance 0"
+    way = "one direction: a later key has the distance 0"
     if not site.startswith("encoder"):
-        description = "buckets have two directions, although only the past is visible: half of them remain"
-    yield _bucketed("relative-buckets", "other direction", description, lambda c, d, both: _buckets(c, d, not both))
-    description = "distances are query − key, not key − query"
-    yield _bucketed("relative-direction", "turned", description, lambda c, d, both: _buckets(c, -d, both))
+        way = "two directions, although only the past is visible: half of them remain"
+    other = partial(_bucketed, says=f"buckets have {way}")
+    yield other("relative-buckets", "other direction", lambda c, d, both: _buckets(c, d, not both))
+    yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))
     for most in (128, 64, 32, 20):
         if most != config.relative_max_distance:
-            description = f"the last bucket begins at {most}, not at {config.relative_max_distance}"
-            yield _bucketed("relative-buckets", f"up to {most}", description, partial(_buckets, most=most), most)
-    for name, change, description in (
-        ("all exact", _all_exact, "every distance has a bucket of its own, up to the number of buckets"),
-        ("rounded", partial(_shared, np.round, 2), "shared buckets are rounded, not truncated"),
-        ("rounded up", partial(_shared, np.ceil, 2), "shared buckets are rounded up, not truncated"),
-        (
-            "a quarter exact",
-            partial(_shared, np.trunc, 4),
-            "only half of the distances that should have a bucket of their own do",
-        ),
-    ):
-        yield _bucketed("relative-buckets", name, description, change)
+            says = f"the last bucket begins at {most}, not at {config.relative_max_distance}"
+            yield _bucketed("relative-buckets", f"up to {most}", partial(_buckets, most=most), most, says=says)
+    yield _bucketed("relative-buckets", "all exact", _all_exact)
+    yield _bucketed("relative-buckets", "rounded", partial(_shared, np.round, 2))
+    yield _bucketed("relative-buckets", "rounded up", partial(_shared, np.ceil, 2))
+    yield _bucketed("relative-buckets", "a quarter exact", partial(_shared, np.trunc, 4))
 
 
-def _bucketed(identity: str, variant: str, description: str, buckets: Buckets, value: float | None = None) -> Fault:
-    return Fault(identity, variant, description, patch=partial(_with_buckets, buckets), value=value)
+def _bucketed(identity: str, variant: str, buckets: Buckets, value: float | None = None, says: str = "") -> Fault:
+    return fault(identity, variant, says=says, patch=partial(_with_buckets, buckets), value=value)
 
 
 def _with_buckets(buckets: Buckets, state: WalkState, site: str, value: Value) -> Value:
@@ -108,31 +101,19 @@ def _naive_slopes(heads: int) -> np.ndarray:
     return 2.0 ** (-8 / heads * np.arange(1, heads + 1))
 
 
-SLOPES: tuple[tuple[str, Callable[[int], np.ndarray], str], ...] = (
-    (
-        "2^(−8 i / heads)",
-        _naive_slopes,
-        "slopes are 2^(−8 i / heads), although the number of heads is not a power of two",
-    ),
-    (
-        "in order",
-        lambda heads: -np.sort(-alibi_slopes(heads)),
-        "slopes are sorted by size, without those of the power of two first",
-    ),
-    ("from 0", lambda heads: 2.0 ** (-8 / heads * np.arange(heads)), "the first slope is 1: heads are counted from 0"),
-    (
-        "of the power above",
-        lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],
-        "slopes are the first ones of the next power of two above the number of heads",
-    ),
-    ("turned round", lambda heads: alibi_slopes(heads)[::-1], "slopes are in the opposite order"),
-)
+SLOPES: dict[str, Callable[[int], np.ndarray]] = {
+    "2^(−8 i / heads)": _naive_slopes,
+    "in order": lambda heads: -np.sort(-alibi_slopes(heads)),
+    "from 0": lambda heads: 2.0 ** (-8 / heads * np.arange(heads)),
+    "of the power above": lambda heads: _naive_slopes(2 ** math.ceil(math.log2(heads)))[:heads],
+    "turned round": lambda heads: alibi_slopes(heads)[::-1],
+}
 
 
 def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
-    for name, slopes, description in SLOPES:
+    for name, slopes in SLOPES.items():
         if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
-            yield Fault("alibi-slopes", name, description, patch=partial(_sloped, slopes))
+            yield fault("alibi-slopes", name, patch=partial(_sloped, slopes))
 
 
 def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
@@ -143,21 +124,16 @@ def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, va
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """Faults of any bias: it is multiplied by a wrong number."""
     kind = "relative" if config.has_relative_bias else "alibi"
-    yield _weighted(f"{kind}-missing", "missing", "scores have no distance bias", lambda c: 0.0)
-    description = "the distance bias is subtracted from scores, not added"
-    if kind == "alibi":
-        description = "distances are added to scores, not subtracted"
-    yield _weighted(f"{kind}-sign", "turned", description, lambda c: -1.0)
+    yield _weighted(f"{kind}-missing", "missing", lambda c: 0.0)
+    yield _weighted(f"{kind}-sign", "turned", lambda c: -1.0)
     if kind == "relative" and int(site.split(".")[2]) > 0:
-        description = "only the first layer has the distance bias, not all layers"
-        yield _weighted("relative-missing", "behind the first layer", description, lambda c: 0.0)
+        yield _weighted("relative-missing", "behind the first layer", lambda c: 0.0)
     if not is_same(config.score_scale, 1):
-        description = "the distance bias is scaled like the scores"
-        yield _weighted(f"{kind}-scaled", "scaled", description, lambda c: c.score_scale)
+        yield _weighted(f"{kind}-scaled", "scaled", lambda c: c.score_scale)
 
 
-def _weighted(identity: str, variant: str, description: str, by: Callable[[TransformerConfig], float]) -> Fault:
+def _weighted(identity: str, variant: str, by: Callable[[TransformerConfig], float]) -> Fault:
     def patch(state: WalkState, site: str, value: Value) -> Value:
         return value + bias_at(state, site) * value.dtype.type(by(state.config) - 1)
 
-    return Fault(identity, variant, description, patch=patch)
+    return fault(identity, variant, patch=patch)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, made, row, variants
+from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made, row, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
 from transparity_conformance.catalogue.sites import (
@@ -41,169 +41,106 @@ def _causal(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     return causal_convolution(weight, x, np.zeros((len(x), weight.shape[1] - 1, x.shape[-1]), x.dtype))
 
 
-CONVOLUTIONS: Mapping[str, tuple[str, Kernel]] = {
-    "centred": ("the convolution is centred: it reads later positions, too", _centred),
-    "future": (
-        "the end of the padded result is kept, not its begin: later positions are read",
-        lambda weight, x: _causal(weight[:, ::-1], x[:, ::-1])[:, ::-1],
-    ),
-    "missing": ("there is no convolution", lambda weight, x: x),
-    "turned": (
-        "the kernel is turned in time: its first column meets the newest position",
-        lambda weight, x: _causal(weight[:, ::-1], x),
-    ),
-    "late": (
-        "the convolution is one position late: it does not read its own",
-        lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
-    ),
+CONVOLUTIONS: Mapping[str, Kernel] = {
+    "centred": _centred,
+    "future": lambda weight, x: _causal(weight[:, ::-1], x[:, ::-1])[:, ::-1],
+    "missing": lambda weight, x: x,
+    "turned": lambda weight, x: _causal(weight[:, ::-1], x),
+    "late": lambda weight, x: np.pad(_causal(weight, x), ((0, 0), (1, 0), (0, 0)))[:, :-1],
 }
 
-LENGTHS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "missing": ("are not normalised", lambda x: x),
-    "of the mean": (
-        "are divided by the root of the mean of their squares, as by an RMS norm, not by that of their sum",
-        lambda x: x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6),
-    ),
+LENGTHS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "missing": lambda x: x,
+    "of the mean": lambda x: x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6),
 }
 
-STEPS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
-    "softplus missing": ("there is no softplus", lambda x, bias, bounded: bounded(x + bias)),
-    "sigmoid": ("there is a sigmoid in place of the softplus", lambda x, bias, bounded: bounded(sigmoid(x + bias))),
-    "bias missing": ("there is no bias (dt_bias)", lambda x, bias, bounded: bounded(softplus(x))),
-    "bias behind": (
-        "the bias is added behind the softplus, not in front of it",
-        lambda x, bias, bounded: bounded(softplus(x) + bias),
-    ),
+STEPS: Mapping[str, Callable[..., np.ndarray]] = {
+    "softplus missing": lambda x, bias, bounded: bounded(x + bias),
+    "sigmoid": lambda x, bias, bounded: bounded(sigmoid(x + bias)),
+    "bias missing": lambda x, bias, bounded: bounded(softplus(x)),
+    "bias behind": lambda x, bias, bounded: bounded(softplus(x) + bias),
 }
 
-BOUNDS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
-    "bounds missing": ("there are no bounds (time_step_limit)", lambda x, bias, bounded: softplus(x + bias)),
-    "bounds in front": (
-        "the bounds are in front of the softplus, not behind it",
-        lambda x, bias, bounded: softplus(bounded(x + bias)),
-    ),
+BOUNDS: Mapping[str, Callable[..., np.ndarray]] = {
+    "bounds missing": lambda x, bias, bounded: softplus(x + bias),
+    "bounds in front": lambda x, bias, bounded: softplus(bounded(x + bias)),
 }
 
-DECAYS: Mapping[str, tuple[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
-    "exp missing": ("the rate is A_log itself, not its exponential", lambda rate, step: rate * step),
-    "grows": ("the sign is missing: the state grows", lambda rate, step: np.exp(rate) * step),
-    "rate missing": ("there is no rate (A_log) of each head", lambda rate, step: -step),
-    "step missing": ("the rate is not multiplied by the time step", lambda rate, step: -np.exp(rate) + 0 * step),
+DECAYS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "exp missing": lambda rate, step: rate * step,
+    "grows": lambda rate, step: np.exp(rate) * step,
+    "rate missing": lambda rate, step: -step,
+    "step missing": lambda rate, step: -np.exp(rate) + 0 * step,
 }
 
-BETAS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "sigmoid missing": ("there is no sigmoid", lambda x: x),
-    "twice": ("it is doubled, to go from 0 to 2", lambda x: 2 * sigmoid(x)),
-    "softplus": ("there is a softplus in place of the sigmoid", softplus),
+BETAS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sigmoid missing": lambda x: x,
+    "twice": lambda x: 2 * sigmoid(x),
+    "softplus": softplus,
 }
 
 STATE_DECAYS = (
-    row("state-decay", "decay missing", "the state does not decay", decays=np.ones_like),
-    row(
-        "state-decay",
-        "not exp",
-        "the state is multiplied by the decay itself, not by its exponential",
-        decays=lambda g: g,
-    ),
-    row("state-decay", "behind", "the state decays behind what is written, which decays with it", order="decay behind"),
+    row("state-decay", "decay missing", decays=np.ones_like),
+    row("state-decay", "not exp", decays=lambda g: g),
+    row("state-decay", "behind", order="decay behind"),
 )
 
 READ_FIRST = "queries read the state before their token is written"
 
 _rule = partial(row, "delta-rule")
 RULES = (
-    row(
-        "read-out-scale", "scale missing", "what is read is not divided by the root of the key's features", scaled=False
-    ),
-    row(
-        "read-out-scale",
-        "scale of values",
-        "what is read is divided by the root of the value's features, not of the key's",
-        of_values=True,
-    ),
+    row("read-out-scale", "scale missing", scaled=False),
+    row("read-out-scale", "scale of values", of_values=True),
     *STATE_DECAYS,
-    _rule(
-        "no correction",
-        "values are written as they are: what the key finds in the state is not subtracted (linear attention)",
-        order="no correction",
-    ),
-    _rule(
-        "before the decay",
-        "what is subtracted is what the key finds in the state before it decays",
-        order="early correction",
-    ),
-    _rule(
-        "strength of values alone",
-        "beta multiplies the value alone, not what is subtracted from it",
-        order="beta of values",
-    ),
-    _rule("read first", READ_FIRST, order="read first"),
+    _rule("no correction", order="no correction"),
+    _rule("before the decay", order="early correction"),
+    _rule("strength of values alone", order="beta of values"),
+    _rule("read first", order="read first"),
 )
 
 _state = partial(row, "state-space")
 STATES = (
     *STATE_DECAYS,
-    _state("read first", READ_FIRST, order="read first"),
-    _state("step missing", "what is written is not multiplied by the time step", strength=np.ones_like),
-    _state("step twice", "what is written is multiplied by the time step twice", strength=np.square),
-    _state(
-        "exchanged",
-        "what is written is of the queries' direction (C), and is read in that of the keys (B)",
-        exchanged=True,
-    ),
-    row(
-        "read-out-scale", "scaled", "what is read is divided by the root of the features of a head's query", scaled=True
-    ),
-    row("skip", "missing", "the values are not added (D)", skip=lambda skip, step: 0 * skip),
-    row("skip", "all alike", "the values are added without a factor of each head (D)", skip=lambda skip, step: 1.0),
-    row(
-        "skip",
-        "of the step",
-        "what is added is the value times the time step, as it is written",
-        skip=lambda skip, step: skip * step,
-    ),
+    _state("read first", order="read first"),
+    _state("step missing", strength=np.ones_like),
+    _state("step twice", strength=np.square),
+    _state("exchanged", exchanged=True),
+    row("read-out-scale", "scaled", scaled=True),
+    row("skip", "missing", skip=lambda skip, step: 0 * skip),
+    row("skip", "all alike", skip=lambda skip, step: 1.0),
+    row("skip", "of the step", skip=lambda skip, step: skip * step),
 )
 
 _gate = partial(row, "recurrent-gate")
 _norm = partial(row, "gated-norm")
 NORMED = (
-    _norm("missing", "there is no norm", order="no norm"),
-    _norm("weight alone", "what is read is multiplied by the weight, but not normalised", order="weight"),
-    _gate("gate missing", "there is no gate", gate=np.ones_like),
-    _gate("sigmoid", "the gate is a sigmoid, not silu", gate=sigmoid),
-    _gate("linear", "there is no activation of the gate", gate=lambda z: z),
+    _norm("missing", order="no norm"),
+    _norm("weight alone", order="weight"),
+    _gate("gate missing", gate=np.ones_like),
+    _gate("sigmoid", gate=sigmoid),
+    _gate("linear", gate=lambda z: z),
 )
 
 GATED = (
-    _norm("gate first", "the gate is in front of the norm, not behind it", order="gate first"),
-    _norm("one plus", "the gain is 1 + the weight, as of the other norms, not the weight", offset=1.0),
-    _norm("all heads", "the norm is over the features of all heads, not of each", over="all"),
+    _norm("gate first", order="gate first"),
+    _norm("one plus", offset=1.0),
+    _norm("all heads", over="all"),
     *NORMED,
 )
 
 GROUPED = (
     *NORMED,
-    _norm("gate behind", "the gate is behind the norm, not in front of it", order="gate behind"),
-    _norm(
-        "not grouped",
-        "the norm is over all features, not those of each group",
-        lambda own: own.recurrent_key_heads > 1,
-        over="all",
-    ),
-    _norm(
-        "each head",
-        "the norm is over the features of each head, not of each group",
-        lambda own: own.recurrent_key_heads != own.recurrent_heads,
-        over="head",
-    ),
+    _norm("gate behind", order="gate behind"),
+    _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
+    _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
 """Those of a state-space model, whose gate is in front of the norm, which is over groups of heads."""
 
-ATTENTION_GATES: Mapping[str, tuple[str, Callable[[np.ndarray], Any]]] = {
-    "missing": ("the context is not multiplied by its gate", lambda z: 1.0),
-    "silu": ("the gate is silu, not a sigmoid", silu),
-    "linear": ("there is no sigmoid of the gate", lambda z: z),
-    "tanh": ("the gate is a tanh, not a sigmoid", np.tanh),
+ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
+    "missing": lambda z: 1.0,
+    "silu": silu,
+    "linear": lambda z: z,
+    "tanh": np.tanh,
 }
 
 
@@ -219,14 +156,13 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):
         which = "queries" if tap.startswith("query") else "keys"
-        yield from variants("unit-length", LENGTHS, _unit, "change", which + " {}")
+        yield from variants("unit-length", LENGTHS, _unit, "change", {"which": which})
     elif tap == "beta":
-        yield from variants("beta", BETAS, _beta, "change", "in beta, {}")
+        yield from variants("beta", BETAS, _beta, "change")
     elif tap == "context":
         yield from made(RULES if is_delta else STATES, own, _read)
         if 1 < own.recurrent_key_heads < own.recurrent_heads:
-            says = "key heads are repeated as a whole (0 1 0 1), not each for consecutive heads (0 0 1 1)"
-            yield Fault("recurrent-heads", "tiled", says, formula=_read, settings={"tiled": True})
+            yield fault("recurrent-heads", "tiled", formula=_read, tiled=True)
     elif tap == "gated_context":
         yield from made(GATED if is_delta else GROUPED, own, norm_with)
     else:
@@ -238,22 +174,21 @@ def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     bounded = own.time_step_least > 0 or own.time_step_most is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}
-        yield from variants("time-step", steps, _step, "step", "in the time step, {}")
+        yield from variants("time-step", steps, _step, "step")
     if tap == "log_decay":
-        yield from variants("decay", DECAYS, _step, "decay", "in the decay, {}")
+        yield from variants("decay", DECAYS, _step, "decay")
 
 
 def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
-    for name, (says, kernel) in CONVOLUTIONS.items() if own.convolution_width > 1 else ():
+    for name, kernel in CONVOLUTIONS.items() if own.convolution_width > 1 else ():
         if name != "centred" or own.convolution_width > 2:
-            yield Fault("recurrent-convolution", name, says, formula=_convolved, settings={"kernel": kernel})
+            yield fault("recurrent-convolution", name, formula=_convolved, kernel=kernel)
     if own.mixer == "state-space" and own.decoder_mask == "causal-and-padding":
-        says = "padding has zeros in front of the convolution alone, not behind it, too"
-        yield Fault("recurrent-padding", "in front", says, formula=_convolved, settings={"unpadded": False})
+        yield fault("recurrent-padding", "in front", formula=_convolved, unpadded=False)
     others = {name: row for name, row in ACTIVATIONS.items() if name != "silu"}
     for name, (function, says) in {**others, "missing": (lambda x: x, "no activation")}.items():
         description = f"{says} instead of {ACTIVATIONS['silu'][1]} behind the convolution"
-        yield Fault("recurrent-activation", name, description, formula=_convolved, settings={"function": function})
+        yield fault("recurrent-activation", name, says=description, formula=_convolved, function=function)
 
 
 def _scope(site: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.fault import Fault, WalkState, fault
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
 from transparity_conformance.catalogue.normalization import normed, normed_input
 from transparity_conformance.catalogue.sites import (
@@ -31,20 +31,19 @@ from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.norm_position == "both":
-        description = "norms are only before the sublayers, not after them, too"
-        yield Fault("norm-placement", "pre", description, fields={"norm_position": "pre"})
+        yield fault("norm-placement", "pre", fields={"norm_position": "pre"})
     others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
     is_usual = config.branches == "sequential" and all(own.attention_norm for own in config.layer_kinds.values())
     others = others if is_usual else []
     for other in others[1:] if config.norm_position == "both" else others:
         description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
-        yield Fault("norm-placement", other, description, fields={"norm_position": other})
+        yield fault("norm-placement", other, says=description, fields={"norm_position": other})
         if config.final_norm:
             description += ", without the final norm"
             fields = {"norm_position": other, "final_norm": False}
-            yield Fault("norm-placement", f"{other}, no final norm", description, fields=fields)
+            yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
     for name, bits in WEIGHT_BITS.items():
-        yield Fault("low-precision", f"{name} weights", f"rounding of {name} weights", alter=partial(_rounded, bits))
+        yield fault("low-precision", f"{name} weights", alter=partial(_rounded, bits))
 
 
 PLACES = {
@@ -62,44 +61,37 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         for name, (function, description) in ACTIVATIONS.items():
             if name != config.activation:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
-                yield Fault("activation", name, instead, formula=activated, settings={"function": function})
+                yield fault("activation", name, says=instead, formula=activated, function=function)
         if config.norm_position in ("post", "branch"):
-            settings = {"source": layer_input}
-            yield Fault("residual-source", "parallel", PARALLEL, formula=activated, settings=settings)
+            yield fault("residual-source", "parallel", formula=activated, source=layer_input)
         if config.branches == "parallel-one-norm":
-            settings = {"source": partial(_behind_attention, "self_attention_norm")}
-            yield Fault("residual-source", "sequential", SEQUENTIAL, formula=activated, settings=settings)
+            behind = partial(_behind_attention, "self_attention_norm")
+            yield fault("residual-source", "sequential", formula=activated, source=behind)
         yield from gate_faults(config) if config.gated else ()
     if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
         yield from _multiplier_faults(config.residual_multiplier)
         yield from _residual_faults(config, site)
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
-        description = "the norm is applied to the sublayer's output only, and the residual is added after it"
-        yield Fault("norm-placement", "before the residual", description, patch=_normed_output)
+        yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
-        yield Fault("residual-source", "sequential", SEQUENTIAL, patch=_normed_behind_attention)
+        yield fault("residual-source", "sequential", patch=_normed_behind_attention)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
-        yield Fault("residual-source", "parallel", PARALLEL, patch=_normed_layer_input)
+        yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if site == "logits" and config.head in ("logits", "classes"):
-        for name, description, shifted in LOGIT_SHIFTS:
-            yield Fault("logit-shift", name, description, patch=partial(_shifted, shifted))
-        description = "probabilities, the softmax of the logits, are returned: return the logits, without softmax"
-        yield Fault("probabilities", "softmax", description, patch=partial(_shifted, softmax))
+        for name, shifted in LOGIT_SHIFTS.items():
+            yield fault("logit-shift", name, patch=partial(_shifted, shifted))
+        yield fault("probabilities", "softmax", patch=partial(_shifted, softmax))
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
 
 SEQUENTIAL = "the feed-forward layer is given the stream behind the attention, not the layer's input"
 
-LOGIT_SHIFTS: tuple[tuple[str, str, Callable[[Value], Value]], ...] = (
-    (
-        "log-softmax",
-        "log-probabilities, the log-softmax of the logits, are returned: return the logits, without log_softmax",
-        log_softmax,
-    ),
-    ("largest 0", "each row is shifted so that its largest logit is 0", lambda x: x - x.max(-1, keepdims=True)),
-    ("mean 0", "each row is shifted so that its mean is 0", lambda x: x - x.mean(-1, keepdims=True)),
-)
+LOGIT_SHIFTS: dict[str, Callable[[Value], Value]] = {
+    "log-softmax": log_softmax,
+    "largest 0": lambda x: x - x.max(-1, keepdims=True),
+    "mean 0": lambda x: x - x.mean(-1, keepdims=True),
+}
 
 
 def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
@@ -107,9 +99,8 @@ def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, valu
 
 
 def _multiplier_faults(right: float) -> Iterator[Fault]:
-    for name, (factor, says) in MULTIPLIERS.items() if right != 1 else ():
-        description = f"the result of this sublayer {says.format(right=right)}"
-        yield Fault("residual-multiplier", name, description, downstream=partial(_multiplied, factor))
+    for name, factor in MULTIPLIERS.items() if right != 1 else ():
+        yield fault("residual-multiplier", name, words={"right": right}, downstream=partial(_multiplied, factor))
 
 
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -120,16 +111,16 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
-    yield Fault("residual-source", "twice", "the residual is added twice", downstream=_residual_twice)
+    yield fault("residual-source", "twice", downstream=_residual_twice)
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
         description = "the residual adds the layer's input instead of the residual stream before this sublayer"
         yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
 
 
-MULTIPLIERS: dict[str, tuple[Callable[[float], float], str]] = {
-    "missing": (lambda right: 1.0, "is not multiplied by {right:g} before it is added to the residual"),
-    "inverse": (lambda right: 1 / right, "is divided by {right:g}, not multiplied, before it is added to the residual"),
-    "twice": (lambda right: right**2, "is multiplied by {right:g} twice before it is added to the residual"),
+MULTIPLIERS: dict[str, Callable[[float], float]] = {
+    "missing": lambda right: 1.0,
+    "inverse": lambda right: 1 / right,
+    "twice": lambda right: right**2,
 }
 
 
@@ -146,7 +137,7 @@ def _residual(variant: str, description: str, source: Callable[[WalkState, str, 
         change = source(state, scope, sublayer) - stream(state, scope, sublayer)
         return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
-    return Fault("residual-source", variant, description, downstream=downstream)
+    return fault("residual-source", variant, says=description, downstream=downstream)
 
 
 WEIGHT_BITS = {"bfloat16": "bfloat16", "float16": "float16", "TF32": "tf32"}

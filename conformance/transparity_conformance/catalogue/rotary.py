@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Row, Settings, WalkState, made, row
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Row,
+    Settings,
+    WalkState,
+    fault,
+    made,
+    row,
+)
 from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.budgets import HALF, epsilon, rounded_to
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -40,8 +50,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for name, share in SHARES.items():
         if (dim := _turned_dim(share, own)) != own.rotated_dim:
             says = f"{dim} of a head's {own.head_dim} features are rotated, not {own.rotated_dim}"
-            settings = {"rotary_dim": partial(_turned_dim, share)}
-            yield Fault("rotary-partial", name, says, formula=_turn, settings=settings)
+            yield fault("rotary-partial", name, says=says, formula=_turn, rotary_dim=partial(_turned_dim, share))
     yield from made(ROTATIONS, own, _turn)
     yield from _position_faults(own)
     yield from made(PLACES, own, _turn)
@@ -54,12 +63,17 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
             says = f"positions are rounded to {kind}, which has not every whole number beyond {exact:,}"
-            settings = {"positions": partial(_rounded_positions, kind)}
-            yield Fault("rotary-precision", f"positions in {kind}", says, formula=_turn, settings=settings)
+            yield fault(
+                "rotary-precision",
+                f"positions in {kind}",
+                says=says,
+                formula=_turn,
+                positions=partial(_rounded_positions, kind),
+            )
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
-        for name, (beyond, says) in BEYOND.items():
-            settings, where = {"positions": partial(beyond, size)}, f"positions from {size:,} on"
-            yield Fault("rotary-position", f"{name} at {size}", f"{where} {says}", formula=_turn, settings=settings)
+        for name, (beyond, how) in BEYOND.items():
+            says, moved = f"positions from {size:,} on {how}", partial(beyond, size)
+            yield fault("rotary-position", f"{name} at {size}", says=says, formula=_turn, positions=moved)
 
 
 def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
@@ -88,8 +102,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
         for part, fields in PARTS.items() if other.positions == "rotary" else ():
             if any(getattr(other, name) != getattr(own, name) for name in fields):
                 says = f"this layer is rotated with the {part} of the layers of {kind}"
-                settings = {"as_kind": (kind, fields)}
-                yield Fault("rotary-layers", f"{part} of {kind}", says, formula=_turn, settings=settings)
+                yield fault("rotary-layers", f"{part} of {kind}", says=says, formula=_turn, as_kind=(kind, fields))
 
 
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
@@ -212,14 +225,7 @@ ATTENTION_FACTOR = Number(
     "factor {v:.6g}",
 )
 
-LAYOUTS = (
-    row(
-        "rotary-layout",
-        "{other}",
-        "the features that are rotated together are {apart[0]}, not {apart[1]}",
-        rope_layout=lambda c: OTHER_PAIRS[c.rope_layout],
-    ),
-)
+LAYOUTS = (row("rotary-layout", "{other}", rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),)
 
 
 def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
@@ -231,143 +237,65 @@ BY_PARTS = _scaled("llama3", "yarn")
 """Slow angles are scaled, and fast ones not."""
 
 
-def _factor(variant: str, says: str, value: Field) -> Row:
+def _factor(variant: str, value: Field) -> Row:
     when = lambda c: c.rotary_attention_factor != 1  # noqa: E731
-    return row("rotary-attention-factor", variant, says, when, rotary_attention_factor=value)
+    return row("rotary-attention-factor", variant, when, rotary_attention_factor=value)
 
 
-def _mixed(variant: str, says: str, share: Callable[[np.ndarray], np.ndarray]) -> Row:
+def _mixed(variant: str, share: Callable[[np.ndarray], np.ndarray]) -> Row:
     when = lambda c: BY_PARTS(c) and c.rotary_factor != 1  # noqa: E731
-    return row("rotary-scaling", variant, says, when, frequencies=partial(_with_share, share))
+    return row("rotary-scaling", variant, when, frequencies=partial(_with_share, share))
 
 
 _scaling = partial(row, "rotary-scaling")
 _length = partial(row, "rotary-length", when=LONGROPE)
 SCALINGS = (
-    _scaling("left out", "the rotary scaling is missing", lambda c: c.rotary_scaling != "none", rotary_scaling="none"),
-    _scaling("linear", "all angles are scaled, not only the slow ones", BY_PARTS, rotary_scaling="linear"),
-    _scaling(
-        "multiplied",
-        "angles are multiplied by the factor",
-        _scaled("linear", "llama3", "yarn"),
-        rotary_factor=lambda c: 1 / c.rotary_factor,
-    ),
-    _scaling("llama3", "only the slow angles are scaled, not all", LINEAR, rotary_scaling="llama3"),
-    _scaling("llama3", "angles are scaled as Llama 3.1's, not as YaRN's", YARN, rotary_scaling="llama3"),
-    _scaling(
-        "max_length",
-        "the original length of the scaling is max_length",
-        BY_PARTS,
-        rotary_original_length=lambda c: c.max_length,
-    ),
-    _scaling(
-        "usual limits",
-        "the transition of the scaling is from 32 turns to 1, whatever is configured",
-        YARN,
-        rotary_high_frequency=32.0,
-        rotary_low_frequency=1.0,
-    ),
-    _factor("left out", "the attention factor of the rotary scaling is missing", lambda c: 1.0),
-    _factor(
-        "twice", "the attention factor of the rotary scaling is applied twice", lambda c: c.rotary_attention_factor**2
-    ),
-    _factor(
-        "divided", "the rotated features are divided by the attention factor", lambda c: 1 / c.rotary_attention_factor
-    ),
-    _factor(
-        "its root",
-        "the root of the attention factor is applied, as if it were one of the scores",
-        lambda c: c.rotary_attention_factor**0.5,
-    ),
-    _factor(
-        "by the formula",
-        "the attention factor is 0.1 · ln(factor) + 1, whatever is configured",
-        lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1,
-    ),
-    _scaling(
-        "ends exchanged",
-        "the two ends of the transition between scaled and plain angles are exchanged",
-        YARN,
-        frequencies=partial(_with_ends, lambda first, last: (last, first)),
-    ),
-    _scaling(
-        "from the first pair",
-        "the transition between plain and scaled angles begins at the first pair of features",
-        YARN,
-        frequencies=partial(_with_ends, lambda first, last: (0.0, last)),
-    ),
-    _scaling(
-        "cut",
-        "the transition is {no}cut to whole pairs of features",
-        YARN,
-        rotary_truncate=lambda c: not c.rotary_truncate,
-    ),
-    _length(
-        "always long",
-        "the factors of long sequences are used at every length",
-        rotary_short_factors=lambda c: c.rotary_long_factors,
-    ),
-    _length(
-        "always short",
-        "the factors of short sequences are used at every length",
-        rotary_long_factors=lambda c: c.rotary_short_factors,
-    ),
+    _scaling("left out", lambda c: c.rotary_scaling != "none", rotary_scaling="none"),
+    _scaling("linear", BY_PARTS, rotary_scaling="linear"),
+    _scaling("multiplied", _scaled("linear", "llama3", "yarn"), rotary_factor=lambda c: 1 / c.rotary_factor),
+    _scaling("llama3", LINEAR, rotary_scaling="llama3"),
+    _scaling("llama3", YARN, says="angles are scaled as Llama 3.1's, not as YaRN's", rotary_scaling="llama3"),
+    _scaling("max_length", BY_PARTS, rotary_original_length=lambda c: c.max_length),
+    _scaling("usual limits", YARN, rotary_high_frequency=32.0, rotary_low_frequency=1.0),
+    _factor("left out", lambda c: 1.0),
+    _factor("twice", lambda c: c.rotary_attention_factor**2),
+    _factor("divided", lambda c: 1 / c.rotary_attention_factor),
+    _factor("its root", lambda c: c.rotary_attention_factor**0.5),
+    _factor("by the formula", lambda c: 0.1 * math.log(max(c.rotary_factor, 1)) + 1),
+    _scaling("ends exchanged", YARN, frequencies=partial(_with_ends, lambda first, last: (last, first))),
+    _scaling("from the first pair", YARN, frequencies=partial(_with_ends, lambda first, last: (0.0, last))),
+    _scaling("cut", YARN, rotary_truncate=lambda c: not c.rotary_truncate),
+    _length("always long", rotary_short_factors=lambda c: c.rotary_long_factors),
+    _length("always short", rotary_long_factors=lambda c: c.rotary_short_factors),
     _length(
         "exchanged",
-        "the factors of short and of long sequences are exchanged",
         rotary_long_factors=lambda c: c.rotary_short_factors,
         rotary_short_factors=lambda c: c.rotary_long_factors,
     ),
-    _length(
-        "one early",
-        "the factors of long sequences are used from the original length on, not beyond it",
-        rotary_original_length=lambda c: max(c.rotary_original_length - 1, 1),
-    ),
-    _mixed(
-        "mixed the other way round",
-        "between the slow and the fast angles, the scaled and the plain ones are mixed the other way round",
-        lambda share: np.where((share > 0) & (share < 1), 1 - share, share),
-    ),
-    _mixed("a step", "all angles but the fast ones are scaled, without a smooth part", np.floor),
+    _length("one early", rotary_original_length=lambda c: max(c.rotary_original_length - 1, 1)),
+    _mixed("mixed the other way round", lambda share: np.where((share > 0) & (share < 1), 1 - share, share)),
+    _mixed("a step", np.floor),
 )
 ROTATIONS = (
-    row(
-        "rotary-partial",
-        "angles of all",
-        "angles are position / base^(2 i / {c.head_dim}), of all features of a head, not of the rotated ones",
-        lambda c: c.rotated_dim < c.head_dim,
-        frequencies=_over_all_features,
-    ),
-    row("rotary-missing", "both", "queries and keys are not rotated", patch=_not_turned),
-    row("rotary-direction", "both", "queries and keys are rotated in the opposite direction", sign=-1),
+    row("rotary-partial", "angles of all", lambda c: c.rotated_dim < c.head_dim, frequencies=_over_all_features),
+    row("rotary-missing", "both", patch=_not_turned),
+    row("rotary-direction", "both", sign=-1),
     *(
-        row("rotary-precision", f"{part} in {kind}", text.format(kind), in_half=(kind, part))
+        row("rotary-precision", f"{part} in {kind}", says=text.format(kind), in_half=(kind, part))
         for kind in HALF
         for part, text in IN_HALF.items()
     ),
 )
 PLACES = (
-    row(
-        "rotary-part",
-        "first",
-        "the first features of each head are rotated, not the last, which are those with positions",
-        lambda c: bool(c.key_value_rank),
-        first=True,
-    ),
-    row(
-        "query-key-norm",
-        "behind the rotation",
-        "queries and keys are rotated before they are normalised",
-        lambda c: c.query_key_norm,
-        patch=_normed_behind,
-    ),
+    row("rotary-part", "first", lambda c: bool(c.key_value_rank), first=True),
+    row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, patch=_normed_behind),
 )
 _shifted = partial(row, "rotary-position")
 OF_ONE = (
-    row("rotary-missing", "{which}", "{which} are not rotated", patch=_not_turned),
-    row("rotary-direction", "{which}", "{which} are rotated in the opposite direction", sign=-1),
-    _shifted("{which} +1", "{which} are rotated as if they were one position later", shift=1, value=1),
-    _shifted("{which} -1", "{which} are rotated as if they were one position earlier", shift=-1, value=-1),
+    row("rotary-missing", "{which}", patch=_not_turned),
+    row("rotary-direction", "{which}", sign=-1),
+    _shifted("{which} +1", shift=1, value=1),
+    _shifted("{which} -1", shift=-1, value=-1),
 )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.catalogue.fault import Fault, WalkState
+from transparity_conformance.catalogue.fault import Fault, WalkState, fault
 from transparity_conformance.catalogue.masks import layer_of, weighed
 from transparity_conformance.catalogue.parameters import of_layer, parts_at
 from transparity_conformance.catalogue.position_bias import bias_at
@@ -48,22 +49,22 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
     if (role or site == "logits") and parts and f"{parts[0]}.bias" in shapes:
         name = role or parts[0]
         says = f"the {name} bias is added on every rank ({ranks} ×)"
-        yield _fault("bias-on-every-rank", name, says, alter=partial(_repeated, parts[0], ranks))
+        yield _fault("bias-on-every-rank", name, says=says, alter=partial(_repeated, parts[0], ranks))
     if not role:
         return
     yield _fault(
         "reduced-twice",
         "reduced twice",
-        f"what is whole on every rank is added up over the ranks once more ({ranks} ×)",
+        says=f"what is whole on every rank is added up over the ranks once more ({ranks} ×)",
         patch=lambda state, site, value: value * value.dtype.type(ranks),
     )
     if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are not sharded
         says = f"the sum over the ranks is missing: that of rank 0 alone, of {ranks}, is used"
-        yield _fault("not-reduced", role, says, patch=partial(_of_one_rank, role, inputs, ranks))
+        yield _fault("not-reduced", role, says=says, patch=partial(_of_one_rank, role, inputs, ranks))
 
 
-def _fault(identity: str, variant: str, says: str, **change: object) -> Fault:
-    return Fault(identity, variant, says, of_ranks=True, **change)  # type: ignore[arg-type]
+def _fault(identity: str, variant: str, **change: Any) -> Fault:
+    return fault(identity, variant, of_ranks=True, **change)
 
 
 def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -90,7 +91,7 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
         if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
             says = f"the rows of the fused {name} are cut into {ranks} across the three, not each of them"
             says = says.replace("across the three", "across both") if len(roles) == 2 else says
-            yield _fault("fused-cut-across", name, says, alter=partial(_cut_across, roles, ranks))
+            yield _fault("fused-cut-across", name, says=says, alter=partial(_cut_across, roles, ranks))
 
 
 def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -120,12 +121,12 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
     says = f"heads are counted from 0 on each of {ranks} ranks: every rank has the bias of the first heads"
     if config.has_relative_bias:
-        yield _fault("heads-by-rank", "relative", says, patch=partial(_local_relative, local))
+        yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
-        yield _fault("heads-by-rank", "alibi", says, patch=partial(_local_slopes, config.num_heads, local))
+        yield _fault("heads-by-rank", "alibi", says=says, patch=partial(_local_slopes, config.num_heads, local))
         says = f"slopes are those of a model with the heads of one rank, of {ranks}"
         few = config.num_heads // ranks
-        yield _fault("heads-by-rank", "alibi of fewer heads", says, patch=partial(_local_slopes, few, local))
+        yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(_local_slopes, few, local))
 
 
 def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
@@ -151,14 +152,12 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
             continue
         says = f"layers are counted from 0 in each of {stages} stages: this one has the weights of another"
         alter = partial(_of_local_layer, layers // stages)
-        yield _fault("layers-by-stage", f"weights, {stages} stages", says, alter=alter)
+        yield _fault("layers-by-stage", f"weights, {stages} stages", says=says, alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
             says = f"layers are counted from 0 in each of {stages} stages: this one has the window of another"
             window = partial(_window_of, layers // stages)
-            yield _fault(
-                "layers-by-stage", f"windows, {stages} stages", says, formula=weighed, settings={"window": window}
-            )
+            yield _fault("layers-by-stage", f"windows, {stages} stages", says=says, formula=weighed, window=window)
 
 
 def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

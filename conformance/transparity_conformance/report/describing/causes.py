@@ -6,7 +6,7 @@ import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -27,6 +27,9 @@ class Meaning:
     seen: tuple[str, ...] = ()
     """Threads about it in real ports: owner/name#number."""
 
+    says: Mapping[str, str] = field(default_factory=dict)
+    """What a report says of a fault of the forward pass, by its variant, if it says the same of every model."""
+
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
 
@@ -38,7 +41,7 @@ def meanings() -> Mapping[str, Meaning]:
     return {name: _meaning(**entry) for name, entry in sorted(tomllib.loads(text).items())}
 
 
-def _meaning(seen: Any = (), **texts: str) -> Meaning:
+def _meaning(seen: Any = (), **texts: Any) -> Meaning:
     return Meaning(seen=tuple(seen), **texts)
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.capabilities.sharding import Placement, Sharding, join, read_placements, split
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.running.process.joining import Whole
 
 WHOLE = np.arange(24.0).reshape(2, 3, 4)
 
@@ -110,3 +112,13 @@ def test_the_first_pattern_that_fits_counts_and_a_name_counts_before_patterns() 
 def test_what_is_split_is_joined_again(declared: Any) -> None:
     placement = placed(declared)
     np.testing.assert_array_equal(join("x", split(WHOLE, placement, 2), placement, WHOLE.shape).value, WHOLE)
+
+
+def test_only_operations_with_the_same_values_on_every_rank_are_whole() -> None:
+    def recorded(shard: np.ndarray) -> list[Operation]:
+        made = [("whole", WHOLE, ()), ("shard", shard, (0,)), ("summed", WHOLE.sum(0), (1,))]
+        return [Operation(name, value, inputs, ()) for name, value, inputs in made]
+
+    by_rank = [recorded(WHOLE[:1]), recorded(WHOLE[1:])]
+    assert [(each.name, each.inputs) for each in Whole().of(0, by_rank)] == [("whole", ()), ("summed", (0,))]
+    assert len(Whole().of(0, by_rank[:1])) == 3

@@ -20,6 +20,7 @@ from transparity_conformance.catalogue import faults_at, sharding
 from transparity_conformance.checking.systems import divisible
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.isolation import IsolatedBuild
+from transparity_conformance.running.process.joining import Whole
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,14 @@ def test_the_verdict_says_that_it_is_the_ranks_doing(two_ranks: IsolatedBuild) -
     ranks = report.as_dict()["ranks"]
     assert (ranks["count"], ranks["one_rank"]) == (2, "diverges")
     assert ranks["placements"]["*.down.weight"] == "sharded:1"
+
+
+def test_every_rank_is_listened_to(two_ranks: IsolatedBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    of = Whole.of
+    monkeypatch.setattr(Whole, "of", lambda *given: asked.append(len(given[2])) or of(*given))
+    assert checked(two_ranks, Case("tensor__bias_down", "notes-lm", 2)).verdict == "diverges"
+    assert set(asked) == {2}
 
 
 def test_each_mistake_is_right_on_one_rank() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.workloads import Workload, preset_shapes, preset_workload
 
 from transparity_conformance.oracle.backends import backend, named
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
 DTYPE = "float32"
 DEVICES = ("cpu", "cuda")
@@ -33,8 +33,8 @@ class Case:
         return f"{self.backend}-{self.mode}-{self.dtype}-{self.device}-{self.workload}"
 
     @property
-    def subject(self) -> Subject:
-        return Subject(self.backend, self.dtype, self.device, self.mode)
+    def subject(self) -> BackendSubject:
+        return BackendSubject(self.backend, self.dtype, self.device, self.mode)
 
     @property
     def workload(self) -> Workload:
@@ -54,13 +54,13 @@ def cases(*, all_modes: bool = False, device: str | None = None) -> list[Case]:
     ]
 
 
-def subjects(*, all_modes: bool = False) -> Iterator[Subject]:
+def subjects(*, all_modes: bool = False) -> Iterator[BackendSubject]:
     """Every backend in its first mode (or each of its modes) on each of its devices."""
     for name in named():
         if why_missing(name) is None:
             build = backend(name)
             for device, mode in product(build.devices(), build.modes if all_modes else build.modes[:1]):
-                yield Subject(name, DTYPE, device, mode)
+                yield BackendSubject(name, DTYPE, device, mode)
 
 
 def missing() -> list[str]:
@@ -85,7 +85,7 @@ def why_missing(name: str) -> str | None:
     return None if DTYPE in dtypes else f"it offers no {DTYPE}"
 
 
-def figures(case: Case, evidence: Evidence, seconds: float) -> dict[str, Any]:
+def figures(case: Case, evidence: ClaimEvidence, seconds: float) -> dict[str, Any]:
     """The figures of a case as JSON values, from its evidence and the median of its forward passes."""
     workload = case.workload
     return dataclasses.asdict(case) | {

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from transparity_conformance.oracle.backends import harness, pinned
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.comparison import Evidence, dtype_name
+from transparity_conformance.report.comparison import ClaimEvidence, dtype_name
 
 LEGEND = (
     "Tokens are those whose logits are computed; FLOPs are those of matrix products, a multiplication and an addition "
@@ -44,7 +44,7 @@ class Outcome:
 
     missing: list[str]
     timed: list[dict[str, Any]] = field(default_factory=list)
-    refused: list[Evidence] = field(default_factory=list)
+    refused: list[ClaimEvidence] = field(default_factory=list)
 
 
 OUTCOME = pytest.StashKey[Outcome]()
@@ -118,12 +118,13 @@ def _run_of(case: Case) -> Run:
     return build(task, case.backend, case.mode)
 
 
-def evidence_of(case: Case, logits: Any) -> Evidence:
+def evidence_of(case: Case, logits: Any) -> ClaimEvidence:
     """Compare logits, which have to be of the precision that was asked for."""
     held = conformity(_expected_of(case.preset, case.batch, case.length), logits)
     right_dtype = (dtype := dtype_name(logits)) == case.dtype
     error, note = (held["error"], "") if right_dtype else (np.inf, f"the logits are {dtype}")
-    return Evidence("benchmark.forward", case.subject, str(case.workload), "logits", error, held["budget"], note=note)
+    named = "benchmark.forward", case.subject, str(case.workload), "logits"
+    return ClaimEvidence(*named, error, held["budget"], note=note)
 
 
 @functools.lru_cache(maxsize=1)

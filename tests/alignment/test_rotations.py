@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.identify.alignment.values.candidates import Candidates
+from transparity_conformance.identify.alignment.values.candidates import PortValues
 from transparity_conformance.identify.alignment.values.features import reordered
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -176,7 +176,7 @@ def test_queries_and_keys_are_found_in_one_order_of_features_alone(
     ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
     turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
     values = [turned[0].numpy(), turned[1].mT.numpy()]  # keys are often transposed for the product
-    candidates = Candidates(values, [(), ()], 4, 1e-4, ["query", "key"])
+    candidates = PortValues(values, [(), ()], 4, 1e-4, ["query", "key"])
     inputs = {"scope.scores": frozenset(SHAPES)}
     matches = reordered(ours, candidates, (), inputs)
     assert set(matches) == (set(SHAPES) if is_one else set())

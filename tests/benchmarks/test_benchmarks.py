@@ -20,7 +20,7 @@ from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of, 
 
 from transparity.presets import PRESETS
 from transparity_conformance.oracle.oracle import forward_oracle
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
 ROOT = Path(__file__).parents[2]
 
@@ -178,7 +178,7 @@ def test_every_preset_and_every_mode_is_timed() -> None:
 
 def test_tokens_a_second_count_the_output_alone() -> None:
     case = Case("numpy", "eager", "float32", "cpu", "translation", 8, 64)
-    evidence = Evidence("benchmark.forward", Subject("numpy", "float32"), "", "logits", 0.0, 1.0)
+    evidence = ClaimEvidence("benchmark.forward", BackendSubject("numpy", "float32"), "", "logits", 0.0, 1.0)
     found = figures(case, evidence, seconds=0.5)
     assert found["tokens_per_second"] == 8 * 64 / 0.5
     assert found["source_tokens"] == 8 * 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,11 @@ from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, l
 from transparity_conformance.capabilities.sharding import ALONE
 from transparity_conformance.catalogue import faults_at, sharding
 from transparity_conformance.checking.systems import divisible
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.joining import Whole
+from transparity_conformance.running.process.ranks import group_of
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +70,14 @@ def test_the_verdict_says_that_it_is_the_ranks_doing(two_ranks: IsolatedBuild) -
 
 def test_every_rank_is_listened_to(two_ranks: IsolatedBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    of = Whole.of
-    monkeypatch.setattr(Whole, "of", lambda *given: asked.append(len(given[2])) or of(*given))
+
+    class Counting(Whole):
+        def of(self, number: int, by_rank: Any) -> list[Operation]:
+            asked.append(len(by_rank))
+            return super().of(number, by_rank)
+
+    group = group_of(two_ranks)
+    monkeypatch.setattr(group, "whole", Counting())
     assert checked(two_ranks, Case("tensor__bias_down", "notes-lm", 2)).verdict == "diverges"
     assert set(asked) == {2}
 

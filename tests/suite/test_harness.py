@@ -6,7 +6,7 @@ import pytest
 from tests.looping import for_each
 
 from transparity_conformance.oracle.backends import backend
-from transparity_conformance.report.comparison import Subject
+from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims
 from transparity_conformance.suite.collect import make, not_compared
@@ -19,7 +19,7 @@ CLAIMS = [claim for claim in all_claims().values() if not claim.needs]
 @pytest.fixture
 def bench() -> Bench:
     """A third party's backend: one `build`, no harness."""
-    return Bench(Subject("pytorch", "float32"), build=backend("pytorch"))
+    return Bench(BackendSubject("pytorch", "float32"), build=backend("pytorch"))
 
 
 def test_a_backend_without_a_harness_is_held_to_every_claim_about_models(bench: Bench) -> None:
@@ -46,7 +46,7 @@ def test_a_claim_declared_to_need_a_harness_uses_it(claim: Claim, bench: Bench) 
 
 
 def test_a_claim_that_uses_the_harness_without_declaring_it_fails() -> None:
-    bench, claim = Bench(Subject("numpy", "float32")), all_claims()["masks.causal"]
+    bench, claim = Bench(BackendSubject("numpy", "float32")), all_claims()["masks.causal"]
     undeclared = Claim(**(vars(claim) | {"harness": False}))
     assert make(claim, bench)
     with pytest.raises(AssertionError, match="harness=True"):

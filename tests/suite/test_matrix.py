@@ -15,30 +15,30 @@ from transparity_conformance.report.agreement.matrix import Column, Matrix, NotC
 from transparity_conformance.report.agreement.page import as_html, write_html
 from transparity_conformance.report.agreement.terminal import Printout, as_table
 from transparity_conformance.report.agreement.view import Agreement, as_json, write_json
-from transparity_conformance.report.comparison import Evidence, Expectation, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation
 
-FLAX = Subject("flax", "float32")
+FLAX = BackendSubject("flax", "float32")
 NOTE = "masked scores become −1e-20, which hides nothing"
 
 
 def evidence(
     share: float = 0.5,
     claim: str = "attention.scores",
-    subject: Subject = FLAX,
+    subject: BackendSubject = FLAX,
     case: str = "translation",
     *,
     expectation: Expectation = "holds",
     note: str = "",
     where: str = "logits",
-) -> Evidence:
-    return Evidence(claim, subject, case, where, share * 1e-6, 1e-6, expectation, note)
+) -> ClaimEvidence:
+    return ClaimEvidence(claim, subject, case, where, share * 1e-6, 1e-6, expectation, note)
 
 
-def exact(error: float = 0.0, claim: str = "masks.causal") -> Evidence:
-    return Evidence(claim, FLAX, "translation", "mask", error, 0.0)
+def exact(error: float = 0.0, claim: str = "masks.causal") -> ClaimEvidence:
+    return ClaimEvidence(claim, FLAX, "translation", "mask", error, 0.0)
 
 
-def broken(share: float = 1e5, note: str = NOTE) -> Evidence:
+def broken(share: float = 1e5, note: str = NOTE) -> ClaimEvidence:
     claim = "metamorphic.future_tokens_have_no_effect"
     return evidence(share, claim, case="walkthrough", expectation="breaks", note=note)
 
@@ -87,8 +87,10 @@ def test_a_failing_cell_is_marked_as_failing() -> None:
 
 
 def test_the_worst_of_many_is_shown() -> None:
-    modes = [evidence(0.2, subject=Subject("flax", "float32", "cpu", mode)) for mode in ("eager", "jit")]
-    worst = evidence(0.43, subject=Subject("flax", "float32", "cpu", "jit"), case="pre-norm", where="decoder.output")
+    modes = [evidence(0.2, subject=BackendSubject("flax", "float32", "cpu", mode)) for mode in ("eager", "jit")]
+    worst = evidence(
+        0.43, subject=BackendSubject("flax", "float32", "cpu", "jit"), case="pre-norm", where="decoder.output"
+    )
     matrix = fold([*modes, worst, *modes])
     assert cell(matrix) == "43 %"
     assert (
@@ -111,8 +113,8 @@ def test_nothing_compared_is_not_agreement() -> None:
 
 
 def test_an_omitted_comparison_is_blank_and_listed() -> None:
-    matrix = fold([evidence(), exact(), evidence(subject=Subject("theirs", "float32"))])
-    left_out: list[NotCompared] = [("masks.causal", Subject("theirs", "float32"), "it offers no masks")]
+    matrix = fold([evidence(), exact(), evidence(subject=BackendSubject("theirs", "float32"))])
+    left_out: list[NotCompared] = [("masks.causal", BackendSubject("theirs", "float32"), "it offers no masks")]
     text = printed(matrix, not_compared=left_out)
     assert re.search(r"^ causal +exact +·$", text, re.MULTILINE)
     assert "masks.causal (theirs float32 eager): it offers no masks" in text
@@ -150,7 +152,7 @@ def test_different_mistakes_have_different_marks() -> None:
 
 def test_columns_are_ordered_by_backend_device_and_precision() -> None:
     subjects = [("flax", "float16"), ("numpy", "float64"), ("flax", "float64", "cuda"), ("flax", "float64")]
-    matrix = fold(evidence(subject=Subject(*subject)) for subject in subjects)
+    matrix = fold(evidence(subject=BackendSubject(*subject)) for subject in subjects)
     assert [str(column) for column in matrix.columns] == [
         "flax float64",
         "flax float16",
@@ -166,7 +168,9 @@ def test_claims_are_ordered_by_topic_and_first_appearance() -> None:
 
 @for_each("width", [60, 80, 110, 200])
 def test_a_narrow_terminal_gets_several_tables_and_loses_nothing(width: int) -> None:
-    columns = [Subject(backend, dtype) for backend in ("one", "two") for dtype in ("float64", "float32", "bfloat16")]
+    columns = [
+        BackendSubject(backend, dtype) for backend in ("one", "two") for dtype in ("float64", "float32", "bfloat16")
+    ]
     shares = [0.11, 0.12, 0.13, 0.14, 0.15, 32]
     pairs = zip(columns, shares, strict=True)
     text = printed(fold(evidence(share, "topic.a_claim_with_a_long_name", subject) for subject, share in pairs), width)
@@ -199,7 +203,7 @@ def test_the_json_holds_one_row_per_claim_subject_and_case() -> None:
     content = as_json(Agreement(matrix))
     rows = [(row["case"], row["comparisons"], row["share"]) for row in content["evidence"]]
     assert rows == [("translation", 3, evidence(0.3).share), ("pre-norm", 1, evidence(0.4).share)]
-    assert Evidence.from_dict(content["evidence"][0]).share == evidence(0.3).share
+    assert ClaimEvidence.from_dict(content["evidence"][0]).share == evidence(0.3).share
 
 
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 
 def test_names_are_escaped() -> None:
     name = "<script>alert(1)</script>"
-    nasty = evidence(2.0, f"topic.{name}", Subject(name, name), name, note=name, where=name)
+    nasty = evidence(2.0, f"topic.{name}", BackendSubject(name, name), name, note=name, where=name)
     left_out: list[NotCompared] = [(nasty.claim, nasty.subject, name)]
     page = as_html(Agreement(fold([nasty, broken(note=name)]), {name: name}, [name], left_out))
     assert name not in page
@@ -226,14 +230,14 @@ def test_names_are_not_markup_in_the_terminal() -> None:
 
 
 def test_every_cell_of_the_page_has_its_details() -> None:
-    page = as_html(Agreement(fold([evidence(), exact(), evidence(subject=Subject("numpy", "float64"))])))
+    page = as_html(Agreement(fold([evidence(), exact(), evidence(subject=BackendSubject("numpy", "float64"))])))
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     assert sorted(json.loads(found[1])) == sorted(re.findall(r'id="cell-(\d+-\d+)"', page))
 
 
 def test_a_cell_with_fewer_cases_than_another_column_is_marked() -> None:
-    half = Subject("flax", "float16")
+    half = BackendSubject("flax", "float16")
     all_cases = [evidence(0.2, case=case) for case in ("translation", "pre-norm", "notes-lm")]
     agreement = Agreement(fold([*all_cases, evidence(0.4, subject=half), evidence(0.3, "loss.sum", half)]))
     text = " ".join(printed(agreement.matrix).split())

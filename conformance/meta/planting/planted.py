@@ -22,7 +22,7 @@ from transparity.protocol import Backend, Harness, ShardedHarness
 from transparity_conformance.oracle.backends import REFERENCE, backend
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.strategies import models
-from transparity_conformance.report.comparison import Subject
+from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.ranks.processes import State
@@ -140,7 +140,7 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
     try:
         parts = harness_beside(build)
         with parts.pinned(), planted_on_ranks(build, parts) if claim.sharded else nullcontext():
-            return not all(item.agrees for item in claim.check(Bench(Subject(build.name, dtype), build, parts)))
+            return not all(item.agrees for item in claim.check(Bench(BackendSubject(build.name, dtype), build, parts)))
     except Exception:  # noqa: BLE001 - whatever a mistake raises, the claim's test fails
         return True
 

@@ -121,7 +121,7 @@ def fault(
 
 
 @dataclass(frozen=True)
-class Row:
+class FaultRow:
     """A fault in a table, before it is known for which configuration it is made."""
 
     id: str
@@ -132,12 +132,14 @@ class Row:
     """What `fault` is told; `{c}` in its sentence is the configuration of the layer."""
 
 
-def row(identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any) -> Row:
+def row(
+    identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
+) -> FaultRow:
     """Return a row of a table."""
-    return Row(identity, variant, when, change)
+    return FaultRow(identity, variant, when, change)
 
 
-def made(rows: Iterable[Row], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
+def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
     """Make the faults of a table that are possible with `config`.
 
     Args:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, Row, Settings, WalkState, fault, made, row
+from transparity_conformance.catalogue.fault import Fault, FaultRow, Number, Settings, WalkState, fault, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid
@@ -18,7 +18,7 @@ Bound = Callable[[float, Value, Value], tuple[Value, Value]]
 """From the limit, the gate and the up projection to both as they are bounded."""
 
 
-def _bound(variant: str, bound: Bound) -> Row:
+def _bound(variant: str, bound: Bound) -> FaultRow:
     return row("gate-limit", variant, lambda c: c.gate_limit is not None, bounded=bound)
 
 

@@ -36,7 +36,7 @@ from transparity_numpy.normalization import norm
 
 
 @dataclass(frozen=True)
-class Form:
+class NormForm:
     """The parts of a norm."""
 
     centered: bool = True
@@ -123,7 +123,7 @@ def _of_batch() -> Iterator[Fault]:
     yield _formed("norm-kind", "LayerNorm", statistics="features")
 
 
-def _of_layer(right: Form) -> Iterator[Fault]:
+def _of_layer(right: NormForm) -> Iterator[Fault]:
     """Faults of a LayerNorm."""
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
@@ -158,7 +158,7 @@ def _of_layer(right: Form) -> Iterator[Fault]:
         yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
 
 
-def _of_rms(site: str, right: Form) -> Iterator[Fault]:
+def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
     """Faults of an RMSNorm."""
     yield _formed("norm-eps-placement", "outside the root", outside=True)
     yield _formed("norm-variance", "n − 1", correction=1)
@@ -167,7 +167,7 @@ def _of_rms(site: str, right: Form) -> Iterator[Fault]:
         yield _heads_otherwise(right)
 
 
-def _heads_otherwise(right: Form) -> Fault:
+def _heads_otherwise(right: NormForm) -> Fault:
     """A norm of queries or keys over the features of all heads instead of each, or of each instead of all."""
     if right.statistics == "heads":
         return _formed("query-key-norm", "each head", statistics="features")
@@ -191,16 +191,16 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     return [other for other in names if other != name]
 
 
-def form_at(config: TransformerConfig, site: str) -> Form:
+def form_at(config: TransformerConfig, site: str) -> NormForm:
     """The right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site) or is_latent(site):
         together = is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
-        return Form(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
+        return NormForm(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
     unbiased = config.norm == "layer-unbiased"
     statistics = "running" if config.norm == "batch" else "features"
-    return Form(
+    return NormForm(
         correction=int(unbiased),
         outside=unbiased,
         biased=config.norm_bias,
@@ -232,7 +232,7 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 
 
-def _formed_by(form: Form, state: WalkState, site: str, x: Value) -> Value:
+def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     parameters = parameters_of(state, norm_scope(site))
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.eps)

@@ -13,9 +13,9 @@ import numpy as np
 from transparity.config import PER_LAYER, RopeLayout, TransformerConfig
 from transparity_conformance.catalogue.fault import (
     Fault,
+    FaultRow,
     Number,
     NumericFault,
-    Row,
     Settings,
     WalkState,
     fault,
@@ -237,12 +237,12 @@ BY_PARTS = _scaled("llama3", "yarn")
 """Slow angles are scaled, and fast ones not."""
 
 
-def _factor(variant: str, value: Field) -> Row:
+def _factor(variant: str, value: Field) -> FaultRow:
     when = lambda c: c.rotary_attention_factor != 1  # noqa: E731
     return row("rotary-attention-factor", variant, when, rotary_attention_factor=value)
 
 
-def _mixed(variant: str, share: Callable[[np.ndarray], np.ndarray]) -> Row:
+def _mixed(variant: str, share: Callable[[np.ndarray], np.ndarray]) -> FaultRow:
     when = lambda c: BY_PARTS(c) and c.rotary_factor != 1  # noqa: E731
     return row("rotary-scaling", variant, when, frequencies=partial(_with_share, share))
 

@@ -49,7 +49,7 @@ class Comparison:
 
 
 @dataclass
-class Reached:
+class ReachedCalls:
     """The calls at other sizes that were compared, and those that were not, with the reasons."""
 
     compared: list[Comparison] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Ran:
     """The activations of every probe that ran, by probe and tap, and the ports that were built."""
 
     actual: dict[str, Mapping[str, np.ndarray]]
-    reached: Reached
+    reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
     """The built port, by the identity of the parameters; that of the first probe first."""
     probes: dict[str, Probe]
@@ -99,7 +99,7 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
     """Run a port on every probe; a model of other sizes than the first probe's may be refused, and then further sizes
     are tried."""
     first = next(iter(probes.values()))
-    ran = Ran({}, Reached(), {id(first.parameters): built(build, first)}, {})
+    ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
         progress("running the port", done, len(probes))
         is_derived = probe.config != first.config
@@ -133,7 +133,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 
 
 def build_model(
-    build: Port, probe: Probe, name: str, reached: Reached, *, is_derived: bool
+    build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
     """Build a port; None, with a note, if it refuses a model of derived sizes."""
     made = answer_or_error(lambda: built(build, probe))
@@ -146,7 +146,7 @@ def build_model(
 
 
 def call_model(
-    function: Callable[..., Any], probe: Probe, reached: Reached, is_derived: bool, *, logits_only: bool
+    function: Callable[..., Any], probe: Probe, reached: ReachedCalls, is_derived: bool, *, logits_only: bool
 ) -> Mapping[str, np.ndarray] | None:
     """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
 

@@ -81,7 +81,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """Options, with spaces between, that another excludes, or of which it needs one."""
 
     option: str
@@ -110,22 +110,24 @@ OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compa
 OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
 
 RULES = (
-    Rule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
-    Rule("--by-layer", OF_WHOLE, "ARTEFACT"),
-    Rule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
-    Rule("--length", OF_LENGTH, needs="--checkpoint --config"),
-    Rule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
-    Rule("--family", OF_FAMILY, "--preset --config --command"),
-    Rule("--adapter", OF_ADAPTER, "--command"),
-    Rule("--head", "--head is for --checkpoint; a configuration has a field `head` of its own.", needs="--checkpoint"),
-    Rule("check", EITHER, needs="PORT --command"),
-    Rule("PORT", EITHER, "--command"),
-    Rule("--audit", OF_AUDIT, "--command"),
-    Rule("sections", OF_SECTIONS, "PORT"),
-    Rule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
-    Rule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),
-    Rule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
-    Rule("ARTEFACT", OF_OWN, needs="--checkpoint"),
+    OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
+    OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
+    OptionRule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
+    OptionRule("--length", OF_LENGTH, needs="--checkpoint --config"),
+    OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
+    OptionRule("--family", OF_FAMILY, "--preset --config --command"),
+    OptionRule("--adapter", OF_ADAPTER, "--command"),
+    OptionRule(
+        "--head", "--head is for --checkpoint; a configuration has a field `head` of its own.", needs="--checkpoint"
+    ),
+    OptionRule("check", EITHER, needs="PORT --command"),
+    OptionRule("PORT", EITHER, "--command"),
+    OptionRule("--audit", OF_AUDIT, "--command"),
+    OptionRule("sections", OF_SECTIONS, "PORT"),
+    OptionRule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
+    OptionRule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),
+    OptionRule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
+    OptionRule("ARTEFACT", OF_OWN, needs="--checkpoint"),
 )
 """Options that exclude each other, or need another."""
 

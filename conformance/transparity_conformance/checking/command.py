@@ -25,7 +25,7 @@ from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.child import TIMEOUT, Completed, run_together
 from transparity_conformance.running.process.joining import Differing
@@ -107,7 +107,7 @@ def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) ->
 class Beside:
     """What the ranks wrote beside each other, and beside one rank."""
 
-    ranks: Ranks
+    ranks: RanksComparison
     differing: Differing
     without_file: Sequence[int]
 
@@ -138,7 +138,7 @@ def _beside_one(
             raise TransparityError(one.failure)
         alone = read_actual(one.actual, bundle)
     except (TransparityError, OSError) as error:
-        ranks = Ranks(count, "inconclusive", reason=str(error))
+        ranks = RanksComparison(count, "inconclusive", reason=str(error))
     else:
         both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}
         ranks = compared(count, both, alone, outputs, bundle.dtype)

@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorBytes:
     """A tensor in a safetensors file, by its header."""
 
     path: Path
@@ -37,13 +37,13 @@ class Tensor:
         return self.end - self.begin
 
 
-def headers(where: Mapping[str, Path]) -> dict[str, Tensor]:
+def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
     """Every tensor of a checkpoint, in the order of their files.
 
     Args:
         where: the file of each tensor, each of which was opened as a safetensors file before.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
         try:
             with path.open("rb") as file:
@@ -54,11 +54,11 @@ def headers(where: Mapping[str, Path]) -> dict[str, Tensor]:
         for name, fields in header.items():
             if name != "__metadata__":
                 begin, end = (8 + length + offset for offset in fields["data_offsets"])
-                found[name] = Tensor(path, fields["dtype"], fields["shape"], begin, end)
+                found[name] = TensorBytes(path, fields["dtype"], fields["shape"], begin, end)
     return found
 
 
-def hashes(tensors: Mapping[str, Tensor], progress: Progress) -> Iterator[tuple[str, str]]:
+def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
     """Yield the name and the sha256 of each tensor, one file after the other; raise `CheckpointError` for a file that
     cannot be read."""
     files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))

@@ -19,7 +19,7 @@ Join = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor that is stored in another form than ours."""
 
     parts: tuple[Part, ...]
@@ -28,33 +28,33 @@ class Stored:
     """The tensor from its parameters: the inverse of all conversions together."""
 
 
-Table = Mapping[str, str | Stored]
+Table = Mapping[str, str | StoredTensor]
 """The hub's names, with `{i}` for the number of a layer and `{e}` for that of an expert, and ours: one parameter, or
 the parts that a tensor is split into. Two names of one parameter have to hold the same numbers; the first is the one
 that is written."""
 
 
-def transposed(name: str) -> Stored:
+def transposed(name: str) -> StoredTensor:
     """A matrix that is stored as (in, out)."""
-    return Stored(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
+    return StoredTensor(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
 
 
-def flat(name: str) -> Stored:
+def flat(name: str) -> StoredTensor:
     """A vector that is stored as a matrix of one row."""
-    return Stored(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
+    return StoredTensor(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
 
 
-def stacked(rows: Mapping[str, int]) -> Stored:
+def stacked(rows: Mapping[str, int]) -> StoredTensor:
     """Parameters one under the other, each of so many rows."""
     return by_group(rows, 1)
 
 
-def by_group(rows: Mapping[str, int], groups: int) -> Stored:
+def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
     """Parameters side by side in each of so many groups of heads, of each so many rows."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
     parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
-    return Stored(parts, functools.partial(_joined, groups))
+    return StoredTensor(parts, functools.partial(_joined, groups))
 
 
 def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
@@ -66,14 +66,14 @@ def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
-def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | Stored]:
+def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
     """The names of the `weight` and the `bias` of linear maps and norms, in the scope `theirs` there, `ours` here."""
     return weights(pairs, theirs, ours, ("weight", "bias"))
 
 
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
-) -> dict[str, str | Stored]:
+) -> dict[str, str | StoredTensor]:
     """The names of the `weight` of each linear map or norm without a bias."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
@@ -88,7 +88,7 @@ GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
 """The names of the projections of a gated feed-forward."""
 
 
-def without(table: Table, *parts: str) -> dict[str, str | Stored]:
+def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
     """The table without the tensors whose names have one of the `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
@@ -148,7 +148,7 @@ def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ..
     return None
 
 
-def _as_parts(ours: str | Stored) -> tuple[Part, ...]:
+def _as_parts(ours: str | StoredTensor) -> tuple[Part, ...]:
     return ((ours, np.asarray),) if isinstance(ours, str) else ours.parts
 
 

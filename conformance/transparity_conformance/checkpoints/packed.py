@@ -29,7 +29,7 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 
 @dataclass(frozen=True, eq=False)
-class Experts:
+class PackedExperts:
     """The matrices of all experts in MXFP4, (experts, in, out), which NumPy takes for an array.
 
     An expert, or every so many of its features, stays in the file.
@@ -69,7 +69,7 @@ def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place:
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
 
 
-def _opened(where: Mapping[str, Path], name: str) -> Experts:
+def _opened(where: Mapping[str, Path], name: str) -> PackedExperts:
     blocks, scales = (_shape(where[name + ending], name + ending) for ending in (BLOCKS, SCALES))
     if len(blocks) != 4 or blocks[-1] != BLOCK // 2 or scales != blocks[:3]:
         raise CheckpointError(
@@ -80,7 +80,7 @@ def _opened(where: Mapping[str, Path], name: str) -> Experts:
     places = [
         Stored(where[name + ending], first_byte(where[name + ending], name + ending)) for ending in (BLOCKS, SCALES)
     ]
-    return Experts(name, places[0], places[1], (blocks[0], blocks[2] * BLOCK, blocks[1]))
+    return PackedExperts(name, places[0], places[1], (blocks[0], blocks[2] * BLOCK, blocks[1]))
 
 
 def _shape(path: Path, name: str) -> tuple[int, ...]:

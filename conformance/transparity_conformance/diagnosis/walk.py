@@ -32,7 +32,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 
-class Reached(Exception):  # noqa: N818 - no error
+class TapReached(Exception):  # noqa: N818 - no error
     """The requested tap has been computed; the rest of the forward pass is not needed."""
 
 
@@ -90,7 +90,7 @@ def walk(
     tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
     tokens: dict[str, Any] = dict(probe.inputs)
     computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
-    with np.errstate(all="ignore"), contextlib.suppress(Reached), computing:
+    with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
         transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
     return computed
 
@@ -159,7 +159,7 @@ def _walking(
         made = rounded(choices[name] if is_given else made_with(hypotheses, state, name, value), dtype)  # type: ignore[index]
         computed[name] = made
         if name == until:
-            raise Reached
+            raise TapReached
         flow = rounded(recorded[name], dtype) if name in recorded else made
         state.taps[name] = flow
         for hypothesis in hypotheses:

@@ -9,13 +9,13 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.checkpoints.hashing import Progress, Tensor, hashes, headers
+from transparity_conformance.checkpoints.hashing import Progress, TensorBytes, hashes, headers
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.exchange.manifest import CheckpointFields, TensorFields
 
 
-def described_tensors(tensors: Mapping[str, Tensor], progress: Progress) -> dict[str, TensorFields]:
+def described_tensors(tensors: Mapping[str, TensorBytes], progress: Progress) -> dict[str, TensorFields]:
     """The tensors of a checkpoint in the manifest."""
     return {
         name: TensorFields(shape=tensors[name].shape, dtype=tensors[name].dtype, sha256=found)

@@ -17,7 +17,7 @@ from transparity.limits.mapped import Mapped
 
 
 @dataclass(frozen=True)
-class Rule:
+class BudgetRule:
     """The budget of one precision."""
 
     factor: float
@@ -41,10 +41,10 @@ ROUNDED = (
 )
 
 RULES = {
-    "float64": Rule(4, 4, MEASURED),
-    "float32": Rule(4, 4, MEASURED),
-    "bfloat16": Rule(4, 4, ROUNDED),
-    "float16": Rule(4, 4, ROUNDED),
+    "float64": BudgetRule(4, 4, MEASURED),
+    "float32": BudgetRule(4, 4, MEASURED),
+    "bfloat16": BudgetRule(4, 4, ROUNDED),
+    "float16": BudgetRule(4, 4, ROUNDED),
 }
 
 NEIGHBOURS = 3

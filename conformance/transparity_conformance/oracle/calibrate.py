@@ -28,7 +28,7 @@ from rich.table import Table
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS
 from transparity.taps import recording
-from transparity_conformance.oracle.budgets import RULES, Rule, epsilon, neighbours_of_drawn
+from transparity_conformance.oracle.budgets import RULES, BudgetRule, epsilon, neighbours_of_drawn
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.oracle.strategies import models
@@ -220,7 +220,7 @@ def _measure_drawn(dtype: str, drawn: int) -> list[Sample]:
 
 
 @dataclass(frozen=True)
-class Row:
+class CalibratedConstant:
     """A constant beside what was measured of it."""
 
     name: str
@@ -238,7 +238,7 @@ class Row:
         return self.measured <= self.constant
 
 
-def rows(dtype: str, found: Sequence[Sample], rule: Rule) -> list[Row]:
+def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
     """The factor and the floor of one precision, beside what was measured.
 
     The floor is for taps at which the reference made no error. In float16 the factor covers 99 %: that every sum is
@@ -248,7 +248,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: Rule) -> list[Row]:
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
     covered = {"factor": (over, 0.99 if dtype == "float16" else 1.0), "floor": (bare, 1.0)}
     return [
-        Row(
+        CalibratedConstant(
             name,
             dtype,
             len(values),
@@ -260,7 +260,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: Rule) -> list[Row]:
     ]
 
 
-def as_table(measured: Sequence[Row]) -> Table:
+def as_table(measured: Sequence[CalibratedConstant]) -> Table:
     """Every constant beside what was measured."""
     heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
     table = Table(*heads, title="constants of budgets")
@@ -276,7 +276,7 @@ def main() -> int:
     parser.add_argument("--drawn", type=int, default=300, help="how many configurations are drawn")
     parser.add_argument("--seeds", type=int, default=3, help="at how many weights each probe is measured")
     options = parser.parse_args()
-    measured: list[Row] = []
+    measured: list[CalibratedConstant] = []
     for dtype in (dtype for dtype in RULES if dtype != "bfloat16"):  # NumPy has no arithmetic of bfloat16
         measured += rows(dtype, measure(dtype, options.drawn, options.seeds), RULES[dtype])
     Console().print(as_table(measured))

@@ -18,7 +18,7 @@ Expectation = Literal["holds", "breaks"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class BackendSubject:
     """A backend in one precision, on one device and in one mode."""
 
     backend: str
@@ -32,12 +32,12 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimEvidence:
     """One elementwise comparison of `subject` with its expectation: the worst element."""
 
     claim: str
     """The claim, such as `attention.weights`."""
-    subject: Subject
+    subject: BackendSubject
     case: str
     """A preset, or the name of an example."""
     where: str
@@ -77,10 +77,10 @@ class Evidence:
         return fields | {name: "inf" for name in numbers if not math.isfinite(fields[name])}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Evidence:
-        """Evidence from the fields of `as_dict`."""
+    def from_dict(cls, fields: Mapping[str, Any]) -> ClaimEvidence:
+        """Return evidence from the fields of `as_dict`."""
         fields = dict(fields) | {name: float(fields[name]) for name in ("error", "budget")}
-        subject = Subject(*(fields[field.name] for field in dataclasses.fields(Subject)))
+        subject = BackendSubject(*(fields[field.name] for field in dataclasses.fields(BackendSubject)))
         names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
         return cls(subject=subject, **{name: fields[name] for name in names})
 

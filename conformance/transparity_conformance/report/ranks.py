@@ -13,7 +13,7 @@ from transparity_conformance.report.formatting import format_share
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RanksComparison:
     """The comparison of one rank with many, before either is compared with the reference."""
 
     count: int
@@ -36,9 +36,9 @@ class Ranks:
     def sentence(self) -> str:
         """The outcome, as the beginning of a verdict."""
         if self.one_rank == "agrees":
-            return f"Ranks: 1 and {self.count} of the same code agree. "
+            return f"RanksComparison: 1 and {self.count} of the same code agree. "
         if self.one_rank == "inconclusive":
-            return f"Ranks: {self.count}; one of the same code could not be compared with them. "
+            return f"RanksComparison: {self.count}; one of the same code could not be compared with them. "
         used = format_share(share(self.error, self.budget))
         by = f"{self.error:.2g} ({used} its budget)" if math.isfinite(self.error) else "its shape or infinite numbers"
         return f"On {self.count} ranks the output differs from that of 1 rank by {by} at {self.where}: "

@@ -14,7 +14,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.environment import environment
 from transparity_conformance.report.impact import Impact
-from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
@@ -151,7 +151,7 @@ class Report:
 
     audit: Audit | None = None
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
-    ranks: Ranks | None = None
+    ranks: RanksComparison | None = None
     """The ranks of the port, beside one of the same code; None if it runs on one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Fields of which the port has other values than the configuration, if that are several at once, with both."""

@@ -16,7 +16,7 @@ from transparity.protocol import Backend, Forward, Harness, Module, ShardedHarne
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, is_large
-from transparity_conformance.report.comparison import Evidence, Expectation, Subject, as_numbers, difference
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation, as_numbers, difference
 from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 
@@ -28,7 +28,7 @@ class Bench:
         build: another backend than the installed one of that name, with its own `parts` or none.
     """
 
-    def __init__(self, subject: Subject, build: Backend | None = None, parts: Harness | None = None) -> None:
+    def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
         self.subject, self.claim = subject, ""
         self.backend = build or backend(subject.backend)
         self.parts = parts if build else harness(subject.backend)
@@ -107,24 +107,24 @@ class Bench:
         """Return the logits of a probe, by the fast path."""
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
-    def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> Evidence:
+    def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
         """Record that a function of the backend returns what the reference's does of the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
-    def evidence(self, case: str, dtype: str = "") -> Record:
-        return Record(self.claim, self.subject, case, dtype)
+    def evidence(self, case: str, dtype: str = "") -> ClaimRecord:
+        return ClaimRecord(self.claim, self.subject, case, dtype)
 
 
-class Record:
+class ClaimRecord:
     """The evidence of one claim about one case, within the budgets of `dtype`, by default the subject's."""
 
-    def __init__(self, claim: str, subject: Subject, case: str, dtype: str = "") -> None:
+    def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
 
     def exactly(
         self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
-    ) -> Evidence:
+    ) -> ClaimEvidence:
         """Record that `actual` is `expected`, to the bit."""
         return self.within(where, actual, expected, 0.0, expectation, note)
 
@@ -136,22 +136,22 @@ class Record:
         budget: float,
         expectation: Expectation = "holds",
         note: str = "",
-    ) -> Evidence:
+    ) -> ClaimEvidence:
         """Record that `actual` is `expected`, except for rounding."""
         error = difference(as_numbers(actual), as_numbers(expected))
-        return Evidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
+        return ClaimEvidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
-    def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> Evidence:
+    def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> ClaimEvidence:
         """Record that `actual` is the oracle's `name` (default: `where`), within its budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
-    def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[Evidence]:
+    def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[ClaimEvidence]:
         """Record that each of the oracle's values is among `taps`, within its budget."""
         for name in oracle.expected:
             yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
 
-    def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[Evidence]:
+    def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[ClaimEvidence]:
         """Record that a model's taps by the traced path, and its logits by the fast one, are the oracle's."""
         yield from self.taps(oracle, forward(**inputs))
         yield self.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from transparity.protocol import HARNESS_ENTRY_POINTS, Backend
 from transparity_conformance.oracle.backends import backend
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims
 
 
-def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
+def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
     """Yield every subject of a backend, and whether it belongs to the quick suite.
 
     The quick suite runs every dtype in the first mode, as a user would, and other modes in the first dtype only.
@@ -21,10 +21,10 @@ def subjects(name: str) -> Iterator[tuple[Subject, bool]]:
     for device in build.devices():
         for dtype in build.dtypes:
             for mode in build.modes if dtype == build.dtypes[0] else build.modes[:1]:
-                yield Subject(name, dtype, device, mode), mode == build.modes[0]
+                yield BackendSubject(name, dtype, device, mode), mode == build.modes[0]
 
 
-def cases(name: str) -> Iterator[tuple[Claim, Subject, bool]]:
+def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
     """Yield every claim, also over its full range, with every subject of a backend that it applies to, and whether it
     is quick."""
     for subject, quick in subjects(name):
@@ -48,7 +48,7 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
     return None
 
 
-def make(claim: Claim, bench: Bench) -> list[Evidence]:
+def make(claim: Claim, bench: Bench) -> list[ClaimEvidence]:
     """Return the evidence of a claim; raises if there is none."""
     with bench.pinned():
         evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))

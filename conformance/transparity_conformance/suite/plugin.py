@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
 if TYPE_CHECKING:
     from transparity_conformance.suite.bench import Bench
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Ledger:
     """The evidence of a session, and the claims that were not compared."""
 
-    evidence: list[Evidence] = field(default_factory=list)
+    evidence: list[ClaimEvidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     not_compared: list[tuple[str, str, str]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Ledger:
 
     def add_json(self, text: str) -> None:
         evidence, skipped, not_compared, environment = json.loads(text)
-        self.evidence += map(Evidence.from_dict, evidence)
+        self.evidence += map(ClaimEvidence.from_dict, evidence)
         self.skipped += skipped
         self.not_compared += [(claim, subject, reason) for claim, subject, reason in not_compared]
         self.environment |= environment
@@ -64,7 +64,7 @@ def ledger(pytestconfig: pytest.Config) -> Ledger:
 
 
 @pytest.fixture(scope="session")
-def benches() -> Callable[[Subject], Bench]:
+def benches() -> Callable[[BackendSubject], Bench]:
     """Return the bench of a subject: one for the whole session, so that nothing is built twice."""
     from transparity_conformance.suite.bench import Bench
 
@@ -106,7 +106,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}
 
-    def place(item: Evidence) -> tuple[int, int]:
+    def place(item: ClaimEvidence) -> tuple[int, int]:
         return claims.get(item.claim, len(claims)), backends.get(item.subject.backend, -1)
 
     matrix = fold(sorted(ledger.evidence, key=place))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from transparity_conformance.oracle.backends import REFERENCE, absent, backend, installed, named
-from transparity_conformance.report.comparison import Subject
+from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims
 from transparity_conformance.suite.collect import cases, make, not_compared
@@ -24,13 +24,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("claim", "subject"), params)
 
 
-def name_of(claim: Claim, subject: Subject) -> str:
+def name_of(claim: Claim, subject: BackendSubject) -> str:
     """`masks.causal-pytorch-float32-eager`, and `generation.greedy-in-full-…` of all its cases."""
     in_full = claim != all_claims()[claim.name]
     return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 
 
-def test_claim(claim: Claim, subject: Subject, benches: Callable[[Subject], Bench], ledger: Ledger) -> None:
+def test_claim(
+    claim: Claim, subject: BackendSubject, benches: Callable[[BackendSubject], Bench], ledger: Ledger
+) -> None:
     bench = benches(subject)
     if reason := not_compared(claim, bench):
         ledger.not_compared.append((claim.name, str(subject), reason))

@@ -12,8 +12,8 @@ from transparity_conformance.oracle.budgets import neighbours_of_drawn
 from transparity_conformance.oracle.oracle import Arrays, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.strategies import models
-from transparity_conformance.report.comparison import Evidence, Subject
-from transparity_conformance.suite.bench import Record
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
+from transparity_conformance.suite.bench import ClaimRecord
 from transparity_conformance.suite.plugin import Ledger
 
 EXAMPLES = {"flax": (8, 30)}
@@ -22,12 +22,12 @@ EXAMPLES = {"flax": (8, 30)}
 
 def drawn_evidence(
     build: Backend, config: TransformerConfig, seed: int, inputs: Arrays, mode: str | None = None
-) -> list[Evidence]:
+) -> list[ClaimEvidence]:
     """Return evidence for every tap in float64, and for the logits by the fast path in the backend's first dtype."""
     parameters, mode = probe_parameters(config, seed), mode or build.modes[0]
     oracle = forward_oracle(config, parameters, inputs, neighbours=neighbours_of_drawn(inputs))
     traced, fast = (
-        Record("drawn.configurations", Subject(build.name, dtype, "cpu", mode), "drawn")
+        ClaimRecord("drawn.configurations", BackendSubject(build.name, dtype, "cpu", mode), "drawn")
         for dtype in ("float64", build.dtypes[0])
     )
     with pinned(build.name):

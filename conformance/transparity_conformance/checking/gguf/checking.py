@@ -15,8 +15,8 @@ from transparity.limits.memory import check_fits
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.gguf.metadata import metadata_faults, read_gguf
 from transparity_conformance.checking.gguf.tensors import (
-    Checkpoint,
     Compared,
+    HubTensors,
     check_family,
     compare,
     head_faults,
@@ -66,14 +66,14 @@ class GgufCheck:
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
 
-    def _checkpoint(self, system: System) -> Checkpoint:
+    def _checkpoint(self, system: System) -> HubTensors:
         assert system.parameters is not None
         config, family = system.config, family_called(system.name)
         numbers = sum(value.size for value in system.parameters.values())
         check_fits(f"The comparison with {self.file.path}", 12 * numbers, LoadError)
         tensors = tensors_in(family, config, system.parameters)
         names = names_in_file(system.name, tensors, config.num_decoder_layers, family.prefixes)
-        return Checkpoint(system.name, config, tensors, names)
+        return HubTensors(system.name, config, tensors, names)
 
     def _report(self, name: str, faults: list[Divergence], compared: Compared) -> Report:
         """The report on names, metadata and numbers."""

@@ -159,7 +159,7 @@ MOST_ITEMS = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class GgufTensor:
     """A tensor as it is stored."""
 
     name: str
@@ -186,7 +186,7 @@ class GgufFile:
     architecture: str
     fields: dict[str, Any]
     """Metadata by key, without tokenizers' lists."""
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
 
     def field(self, name: str) -> Any:
         """The metadata of the architecture, such as `rope.freq_base`; None if there is none."""
@@ -233,7 +233,7 @@ def _read(path: Path) -> GgufFile:
     if not isinstance(architecture, str):
         raise ValueError(f"its general.architecture is {shown(architecture)}")
     tensors = {
-        each.name: Tensor(each.name, each.tensor_type, tuple(int(size) for size in reversed(each.shape)), each.data)
+        each.name: GgufTensor(each.name, each.tensor_type, tuple(int(size) for size in reversed(each.shape)), each.data)
         for each in reader.tensors
     }
     return GgufFile(path, architecture, fields, tensors)

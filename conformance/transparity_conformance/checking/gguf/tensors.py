@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.checking.gguf.metadata import GgufFile, Tensor, known_fault
+from transparity_conformance.checking.gguf.metadata import GgufFile, GgufTensor, known_fault
 from transparity_conformance.checking.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
@@ -47,7 +47,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class HubTensors:
     """The tensors of a checkpoint, as a hub has them."""
 
     family: str
@@ -56,7 +56,7 @@ class Checkpoint:
     names: Mapping[str, str]
     """The file's name of each of them."""
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> StoredLayout:
         """The layout that llama.cpp expects of a tensor."""
         return layout_of(self.family, self.names[name], self.config)
 
@@ -65,7 +65,7 @@ class Checkpoint:
         return self.layout(name).to_file(self.tensors[name])
 
 
-def compare(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str]) -> Compared:
+def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
     """Hold tensors of the file to the hub's, by the hub's `names`; each has the right shape."""
     compared = Compared()
     for name in names:
@@ -91,7 +91,9 @@ def compare(hub: Checkpoint, stored: Mapping[str, Tensor], names: Iterable[str])
     return compared
 
 
-def mistake_of(hub: Checkpoint, name: str, tensor: Tensor, found: np.ndarray) -> tuple[tuple[Cause, ...], np.ndarray]:
+def mistake_of(
+    hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
+) -> tuple[tuple[Cause, ...], np.ndarray]:
     """The first mistake that leaves no more than a step, if there is one, and the numbers without it."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
@@ -116,7 +118,7 @@ COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 """Tensors of files that no checkpoint has."""
 
 
-def name_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     """Tensors that are missing, of another shape, or of no use."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
@@ -131,7 +133,7 @@ def name_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
         yield known_fault(others[0], f"the checkpoint has nothing of the name {listed(others)}", "gguf-tensor-unknown")
 
 
-def head_faults(file: GgufFile, hub: Checkpoint) -> Iterator[Divergence]:
+def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     """The head in the file of a model whose head is its embeddings: it has to be the same numbers."""
     if not hub.config.tied_head or OUTPUT not in file.tensors:
         return
@@ -161,7 +163,7 @@ QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 
 @dataclass(frozen=True)
-class Layout:
+class StoredLayout:
     """A change between the hub's layout and that of the file, both ways."""
 
     to_file: Change
@@ -170,12 +172,12 @@ class Layout:
     """What the numbers of the file are beside the hub's."""
 
 
-SAME = Layout(np.asarray, np.asarray, "it is as in the hub's file")
-TRANSPOSED = Layout(np.transpose, np.transpose, "it is transposed")
-PLUS_ONE = Layout(lambda value: value + 1, lambda value: value - 1, "1 is added")
+SAME = StoredLayout(np.asarray, np.asarray, "it is as in the hub's file")
+TRANSPOSED = StoredLayout(np.transpose, np.transpose, "it is transposed")
+PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is added")
 
 
-def permuted(heads: int) -> Layout:
+def permuted(heads: int) -> StoredLayout:
     """Rows for rotations of neighbours: the halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
@@ -184,7 +186,9 @@ def permuted(heads: int) -> Layout:
     def to_hub(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
-    return Layout(to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbours")
+    return StoredLayout(
+        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbours"
+    )
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
@@ -199,7 +203,7 @@ def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iter
     return found
 
 
-def layout_of(family: str, name: str, config: TransformerConfig) -> Layout:
+def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout:
     """The layout that llama.cpp expects of the tensor `name` of its own."""
     if ARCHITECTURES[family] is gguf.MODEL_ARCH.LLAMA and (match := QUERY_OR_KEY.fullmatch(name)):
         return permuted(config.num_heads if match[1] == "q" else config.key_value_heads)
@@ -210,7 +214,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> Layout:
     return SAME
 
 
-def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, Layout]:
+def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
     """Layouts that a conversion may have given a tensor by mistake, by the id of the mistake."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):

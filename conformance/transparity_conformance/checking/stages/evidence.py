@@ -12,19 +12,19 @@ from transparity.config import TransformerConfig
 from transparity.parameters import check_parameters
 from transparity.presets import preset as preset_called
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.checking.calls import Ran, Reached
-from transparity_conformance.checking.stages.forms import Form
+from transparity_conformance.checking.calls import Ran, ReachedCalls
+from transparity_conformance.checking.stages.forms import AnswerForm
 from transparity_conformance.checking.systems import probes_on
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Located, Progress
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.identify.alignment.heard import NOT_ASKED, Heard
+from transparity_conformance.identify.alignment.heard import NOT_ASKED, RecordedPort
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
-from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of
 from transparity_conformance.running.process.running import Port, in_precision
@@ -112,11 +112,11 @@ class Evidence(LastReport):
     """The answers to the probes."""
     repeated: ClaimResult
     """The comparison of two runs."""
-    form: Form | None = None
+    form: AnswerForm | None = None
     """The form of the answers, if they are no logits."""
-    recorded: Heard = NOT_ASKED
+    recorded: RecordedPort = NOT_ASKED
     """The operations of a port whose logits are wrong."""
-    one_rank: Ranks | None = None
+    one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 
     def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
@@ -137,7 +137,7 @@ class Evidence(LastReport):
         return next(iter(self.ran.probes.values()))
 
     @property
-    def reached(self) -> Reached:
+    def reached(self) -> ReachedCalls:
         """The calls at other sizes."""
         return self.ran.reached
 

@@ -125,7 +125,7 @@ VALUES = (
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """The form of a port's answers, and how far they are from the reference's in that form."""
 
     part: Part
@@ -171,7 +171,7 @@ class Form:
         return share(self.error, self.budget)
 
 
-def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Form | None:
+def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """The form of a port's answers, if they have another shape than logits; None if no form has their shapes.
 
     Of several, one whose numbers agree, the logits themselves, or the nearest. Numbers that are wrong are told by their
@@ -187,7 +187,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Form | N
     return min(forms, key=lambda form: (not form.agrees, form.value is not LOGITS, form.share), default=None)
 
 
-def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[Form]:
+def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
     """Every form that has the shapes of all answers."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
@@ -199,7 +199,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
                 continue
             largest, budget = max(found, key=lambda each: share(*each))
             if value is LOGITS or math.isfinite(largest):
-                yield Form(part, value, largest, budget, shapes)
+                yield AnswerForm(part, value, largest, budget, shapes)
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
@@ -222,7 +222,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 class _InForm:
     """A built port whose answers are read as logits; all that it offers is its own."""
 
-    def __init__(self, forward: Any, form: Form, config: TransformerConfig) -> None:
+    def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config
 
     def __call__(self, **tokens: np.ndarray) -> Any:
@@ -246,7 +246,7 @@ class _RemoteInForm(_InForm, RemotePort):
         return returned if method else self._read(returned, named), operations
 
 
-def in_form(ran: Ran, form: Form, probes: Mapping[str, Probe]) -> Ran:
+def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
     """The same answers, and the same ports, with logits in place of their form."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {

@@ -17,7 +17,7 @@ from transparity_conformance.checking.stages.reach import can_be_walked
 from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.identify.alignment.heard import NOT_ASKED, Heard, hear, row_of, wrong_logits
+from transparity_conformance.identify.alignment.heard import NOT_ASKED, RecordedPort, hear, row_of, wrong_logits
 from transparity_conformance.identify.alignment.lines.cached import with_line_of_step
 from transparity_conformance.identify.alignment.lines.reported import with_first_line, with_lines
 from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
@@ -89,7 +89,7 @@ def _judged(
     evidence: Evidence,
     probes: Mapping[str, Probe],
     actual: Actual,
-    recorded: Heard,
+    recorded: RecordedPort,
     clock: Clock,
     repeated: ClaimResult | None = None,
 ) -> Report:

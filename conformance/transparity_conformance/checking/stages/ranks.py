@@ -20,7 +20,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.ranks import Ranks
+from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing
@@ -48,7 +48,7 @@ def run_one_rank(evidence: Evidence) -> None:
 
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
-) -> Ranks:
+) -> RanksComparison:
     """Run many ranks and one of the same code on probes, and compare; probes that the port refuses are left out.
 
     Raises `PortError` if the many fail; that one does is the reason why nothing was compared.
@@ -60,21 +60,21 @@ def against_one(
     try:
         alone = run_all(one, many.probes, progress, logits_only=logits_only)
     except (PortError, LoadError) as error:
-        return Ranks(group.ranks, "inconclusive", reason=str(error), placements=placements)
+        return RanksComparison(group.ranks, "inconclusive", reason=str(error), placements=placements)
     answered = {key: probe for key, probe in many.probes.items() if alone.probes.get(key) is probe}
     found = compared(group.ranks, answered, alone.actual, many.actual, dtype)
     return dataclasses.replace(found, placements=placements)
 
 
-def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> Ranks:
+def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
     """The tap where the two differ by the largest share of the budgets of both."""
-    worst = Ranks(count, "agrees", where="logits")
+    worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
             budget = SIDES * probe.oracle.budget(tap, dtype)
             error = judged_gap(probe, tap, actual[key][tap], alone[key][tap], dtype)
             if share(error, budget) > share(worst.error, worst.budget):
-                worst = Ranks(count, "agrees", error, budget, tap, probe.name)
+                worst = RanksComparison(count, "agrees", error, budget, tap, probe.name)
     differs = share(worst.error, worst.budget) > 1
     return dataclasses.replace(worst, one_rank="diverges") if differs else worst
 
@@ -88,7 +88,7 @@ def judge_ranks(evidence: Evidence) -> None:
         judge_dropout(evidence, next(iter(probes.values())))
 
 
-def adding_ranks(report: Report, ranks: Ranks, differing: Differing, probes: Mapping[str, Probe]) -> Report:
+def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
     """Return the report with the comparison of one rank and many, and with replicas that are not the same."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])

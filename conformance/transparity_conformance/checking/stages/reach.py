@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.checking.calls import Comparison, Reached, build_model, call_model
+from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
@@ -89,7 +89,7 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
-def _compared(function: Callable[..., Any], probe: ReachProbe, reached: Reached, dtype: str) -> bool:
+def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str) -> bool:
     """Call a port and compare its logits; return whether it answered."""
     taps = call_model(function, probe, reached, not probe.model.is_asked, logits_only=True)
     if taps is not None:
@@ -97,7 +97,7 @@ def _compared(function: Callable[..., Any], probe: ReachProbe, reached: Reached,
     return taps is not None
 
 
-def _bisect(function: Callable[..., Any], model: ReachModel, reached: Reached, dtype: str) -> None:
+def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str) -> None:
     """Find the first wrong length of a model that is right up to some length and wrong beyond."""
     of_model = [each for each in reached.compared if each.probe.model is model]
     right = max((max(each.probe.lengths) for each in of_model if not each.is_wrong), default=0)
@@ -151,7 +151,7 @@ def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
     return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
 
 
-def boundary(reached: Reached) -> str:
+def boundary(reached: ReachedCalls) -> str:
     """The calls on which a port is wrong, in one sentence."""
     wrong = reached.wrong
     names = [each.probe.name for each in wrong]
@@ -206,7 +206,7 @@ def call_long(evidence: Evidence) -> None:
                 reached.notes.append(f"{shortest.name}: the cause is not searched, for all activations are too large")
 
 
-def leave_out(probes: Sequence[LongProbe], reached: Reached) -> None:
+def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
     """List long prompts that are not tried, for shorter ones are wrong."""
     reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
 
@@ -221,7 +221,7 @@ def can_be_walked(probe: Probe) -> bool:
     return length <= LONGEST and needed <= available_memory()
 
 
-def _errors(forward: Callable[..., Any], probe: LongProbe, reached: Reached) -> np.ndarray | None:
+def _errors(forward: Callable[..., Any], probe: LongProbe, reached: ReachedCalls) -> np.ndarray | None:
     """The largest error of the port at each position; None for logits of another shape."""
     taps = call_model(forward, probe, reached, False, logits_only=True)
     assert taps is not None  # a port that fails at a length that was asked for has raised
@@ -238,7 +238,9 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
     return Comparison(probe, error, budget, {"row": [error]} | ({"position": errors.tolist()} if is_shown else {}))
 
 
-def _shorten(forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: Reached) -> None:
+def _shorten(
+    forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: ReachedCalls
+) -> None:
     """Find the shortest wrong prompt: it ends at the first wrong position, unless the port goes by the length."""
     right, wrong = 0, len(errors)
     middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.naming import Stored, Table, flat, linears, projections
+from transparity_conformance.checkpoints.naming import StoredTensor, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
 from transparity_conformance.checkpoints.tables.rows import (
@@ -25,7 +25,7 @@ from transparity_conformance.checkpoints.tables.rows import (
 from transparity_conformance.checkpoints.tables.values import Fields, as_flag, wrong
 
 
-def stack_names(stack: str) -> dict[str, str | Stored]:
+def stack_names(stack: str) -> dict[str, str | StoredTensor]:
     """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}

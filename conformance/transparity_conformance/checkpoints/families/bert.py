@@ -10,7 +10,15 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import linears, projections, without
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Classifier, Family
-from transparity_conformance.checkpoints.tables.rows import Row, activation, by_tensors, derived, rename, sizes, tokens
+from transparity_conformance.checkpoints.tables.rows import (
+    FieldRow,
+    activation,
+    by_tensors,
+    derived,
+    rename,
+    sizes,
+    tokens,
+)
 from transparity_conformance.checkpoints.tables.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
@@ -22,7 +30,7 @@ EXAMPLE = SIZES | {"num_attention_heads": 3, "intermediate_size": 40}
 OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied_head": False}
 
 
-def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> Row:
+def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
     """The output of an encoder: the pooler, if there is one, else the head of masked words, if there is one.
 
     What a head of masked words has goes with its logits alone. An untied head, which has two biases of which one is not

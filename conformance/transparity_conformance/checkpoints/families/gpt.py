@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE as BERT_EXAMPLE
 from transparity_conformance.checkpoints.naming import (
-    Stored,
+    StoredTensor,
     Table,
     by_group,
     linears,
@@ -34,10 +34,10 @@ def _third(packed: np.ndarray, index: int) -> np.ndarray:
     return np.split(packed, 3, axis=-1)[index].T
 
 
-def _packed(leaf: str) -> Stored:
+def _packed(leaf: str) -> StoredTensor:
     """Query, key and value side by side."""
     parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
-    return Stored(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
+    return StoredTensor(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 
 def _inner(fields: Fields) -> dict[str, Any]:

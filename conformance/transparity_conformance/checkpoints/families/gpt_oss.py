@@ -11,7 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.llama import LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.families.mixtral import FEED
-from transparity_conformance.checkpoints.naming import Stored, Table, linears, without
+from transparity_conformance.checkpoints.naming import StoredTensor, Table, linears, without
 from transparity_conformance.checkpoints.tables.kinds import windows_in_turn
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary
 from transparity_conformance.checkpoints.tables.rows import flag, rename
@@ -41,14 +41,14 @@ def _downs(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def _packed(config: TransformerConfig) -> Table:
     """The tensors of all experts, stored as (experts, in, out)."""
-    found: dict[str, str | Stored] = {}
+    found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]
         roles = [(f"{scope}.{role}.{leaf}", expert) for scope, expert in experts for role in ("gate", "up")]
         pairs = tuple((name, partial(_part, expert, place % 2, 2)) for place, (name, expert) in enumerate(roles))
-        found[f"{EXPERTS}.gate_up_proj{ending}"] = Stored(pairs, _gates_and_ups)
+        found[f"{EXPERTS}.gate_up_proj{ending}"] = StoredTensor(pairs, _gates_and_ups)
         downs = tuple((f"{scope}.down.{leaf}", partial(_part, expert, 0, 1)) for scope, expert in experts)
-        found[f"{EXPERTS}.down_proj{ending}"] = Stored(downs, _downs)
+        found[f"{EXPERTS}.down_proj{ending}"] = StoredTensor(downs, _downs)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
-from transparity_conformance.checkpoints.naming import Stored, Table, linears, projections
+from transparity_conformance.checkpoints.naming import StoredTensor, Table, linears, projections
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import (
     activation,
@@ -29,9 +29,9 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_whole, 
 BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
-def _with_axes(name: str, *axes: int) -> Stored:
+def _with_axes(name: str, *axes: int) -> StoredTensor:
     """A parameter of two axes that is stored with these in place of the last."""
-    return Stored(((name, _of_two_axes),), partial(_of_more_axes, axes))
+    return StoredTensor(((name, _of_two_axes),), partial(_of_more_axes, axes))
 
 
 def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def _of_more_axes(axes: tuple[int, ...], parts: Any) -> np.ndarray:
     return np.asarray(parts[0].reshape(shape))
 
 
-def _kernel(config: TransformerConfig) -> Stored:
+def _kernel(config: TransformerConfig) -> StoredTensor:
     patch = config.patch_size or 1
     return _with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
 
@@ -133,7 +133,7 @@ def _names(stack: str, **norms: str) -> Table:
 
 
 def _packed_clip(config: TransformerConfig) -> Table:
-    token = Stored((("encoder.class_embedding.weight", np.atleast_2d),), lambda parts: parts[0][0])
+    token = StoredTensor((("encoder.class_embedding.weight", np.atleast_2d),), lambda parts: parts[0][0])
     return {"embeddings.class_embedding": token, "embeddings.patch_embedding.weight": _kernel(config)}
 
 

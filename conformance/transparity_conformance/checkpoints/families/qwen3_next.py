@@ -20,7 +20,7 @@ from transparity_conformance.checkpoints.families.mixtral import (
     sparse,
     write_sparse,
 )
-from transparity_conformance.checkpoints.naming import Stored, Table, by_group, without
+from transparity_conformance.checkpoints.naming import StoredTensor, Table, by_group, without
 from transparity_conformance.checkpoints.tables.kinds import by_both, kinds_every, own_layers
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import derived, rename, whole
@@ -41,10 +41,10 @@ def _kernels(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)[:, np.newaxis]
 
 
-def convolution(widths: Mapping[str, int]) -> Stored:
+def convolution(widths: Mapping[str, int]) -> StoredTensor:
     """One convolution (features, 1, width) of queries, keys and values, each of so many features, in that order."""
     begins = itertools.accumulate(widths.values(), initial=0)
-    return Stored(
+    return StoredTensor(
         tuple(
             (f"{RECURRENCE}.{role}_convolution.weight", partial(_kernel, begin, widths[role]))
             for role, begin in zip(widths, begins, strict=False)

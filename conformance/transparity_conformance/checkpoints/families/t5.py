@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.naming import Stored, Table, projections, weights
+from transparity_conformance.checkpoints.naming import StoredTensor, Table, projections, weights
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, head_width, rename, tokens
 from transparity_conformance.checkpoints.tables.values import Fields, activation_name, as_activation, as_flag, wrong
@@ -18,7 +18,7 @@ def _stack(stack: str, *, last: int) -> Table:
     """The names of a stack, whose feed-forward is sublayer `last` of each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
-    names: dict[str, str | Stored] = {
+    names: dict[str, str | StoredTensor] = {
         f"{stack}.embed_tokens.weight": f"{stack}.token_embedding.weight",
         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{stack}.relative_bias.weight",
         f"{stack}.final_layer_norm.weight": f"{stack}.final_norm.weight",

@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families import bart
-from transparity_conformance.checkpoints.naming import Stored, linears
+from transparity_conformance.checkpoints.naming import StoredTensor, linears
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, rename, tokens, unwritten
 from transparity_conformance.checkpoints.tables.values import Fields, as_whole
@@ -18,9 +18,9 @@ from transparity_numpy.embeddings import sinusoidal_positions
 POSITIONS = "encoder.embed_positions.weight"
 
 
-def _kernel(name: str) -> Stored:
+def _kernel(name: str) -> StoredTensor:
     """A convolution's kernel (features_out, features_in, 3), here a matrix."""
-    return Stored(((name, _as_matrix),), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
+    return StoredTensor(((name, _as_matrix),), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
 def _as_matrix(kernel: np.ndarray) -> np.ndarray:

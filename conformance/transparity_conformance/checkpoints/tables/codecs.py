@@ -14,7 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
-from transparity_conformance.checkpoints.tables.rows import Row
+from transparity_conformance.checkpoints.tables.rows import FieldRow
 from transparity_conformance.checkpoints.tables.values import Fields, as_whole, wrong
 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -115,7 +115,7 @@ class Family:
     that ports of the family fix (GPT-2's 4 × n_embd, a head's width of Llama) is kept."""
     always: Fields
     """Fields of ours that have one value in the whole family."""
-    rows: Sequence[Row]
+    rows: Sequence[FieldRow]
     """The fields of config.json; a later row may overrule what an earlier one reads or writes."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Fields that are supported with these values only."""
@@ -141,7 +141,7 @@ class Family:
     def variant(
         self,
         *,
-        rows: Iterable[Row] = (),
+        rows: Iterable[FieldRow] = (),
         without: Collection[str] = (),
         defaults: Fields | None = None,
         always: Fields | None = None,

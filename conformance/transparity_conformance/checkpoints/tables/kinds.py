@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
-from transparity_conformance.checkpoints.tables.rows import Row, derived
+from transparity_conformance.checkpoints.tables.rows import FieldRow, derived
 from transparity_conformance.checkpoints.tables.values import Fields, as_layers, as_whole, wrong
 
 
@@ -54,7 +54,7 @@ def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
     return by_kind(kinds_given(layer_types, count), facts)
 
 
-def windows_in_turn(window: int) -> Row:
+def windows_in_turn(window: int) -> FieldRow:
     """Windows in every other layer from the first on, unless `layer_types` differs."""
 
     def read(fields: Fields) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.tables.rows import Row, derived
+from transparity_conformance.checkpoints.tables.rows import FieldRow, derived
 from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_number, as_whole, wrong
 
 ORIGINAL = "original_max_position_embeddings"
@@ -216,6 +216,6 @@ def rope(
     read: Callable[[Fields], dict[str, Any]] = rotary,
     write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
     **defaults: Any,
-) -> Row:
+) -> FieldRow:
     """Rotary positions, by default of whole heads."""
     return derived(read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults)

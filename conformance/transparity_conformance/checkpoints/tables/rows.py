@@ -39,7 +39,7 @@ REQUIRED = object()
 
 
 @dataclass(frozen=True)
-class Row:
+class FieldRow:
     """A field of config.json, or several that are computed together."""
 
     name: str
@@ -57,9 +57,9 @@ class Row:
 
 def _value(
     name: str, ours: str | tuple[str, ...], default: Any, value: Value, back: Callable[[Any], Any], written: str
-) -> Row:
+) -> FieldRow:
     names = (ours,) if isinstance(ours, str) else ours
-    return Row(
+    return FieldRow(
         name,
         (name,),
         {} if default is REQUIRED else {name: default},
@@ -72,7 +72,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> Row:
+def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
     """A field that is one of ours, or several, by another name.
 
     Args:
@@ -85,24 +85,24 @@ def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, w
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
 
 
-def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> Row:
+def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
     """A truth value; null is false."""
     return _value(name, ours, default, as_flag, _same, "")
 
 
-def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> Row:
+def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
     """A size: a whole number, at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
-) -> Row:
+) -> FieldRow:
     """A number greater than 0, converted by `to` and `back`."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
-def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> Row:
+def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
     """One of `values`, each with ours; the first of several for one of ours is written."""
 
     def write(value: str) -> Any:
@@ -111,12 +111,12 @@ def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRE
     return _value(name, ours, default, lambda fields, name: as_one_of(fields, name, values), write, "")
 
 
-def activation(name: str, default: Any = REQUIRED) -> Row:
+def activation(name: str, default: Any = REQUIRED) -> FieldRow:
     """An activation of the feed-forward."""
     return enum(name, "activation", ACTIVATIONS, default)
 
 
-def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> Row:
+def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
     """A truth value for one of two choices of ours; null is false."""
 
     def choice(fields: Fields, name: str) -> str:
@@ -125,7 +125,7 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
     return _value(name, ours, default, choice, lambda value: value == on, "")
 
 
-def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> Row:
+def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
     """Fields of ours that are computed from several of config.json, or in a way of their own.
 
     Args:
@@ -139,13 +139,13 @@ def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> Row:
 
 def by_tensors(
     read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
-) -> Row:
+) -> FieldRow:
     """As `derived`, with the names of the tensors as another argument of `read`."""
     names = (*defaults, *reads)
-    return Row(next(iter(names), "by tensors"), names, defaults, read, write)
+    return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
 
 
-def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[Row, ...]:
+def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
     """The sizes of a model with one stack, by their usual names.
 
     Args:
@@ -169,13 +169,13 @@ def unwritten(config: TransformerConfig) -> dict[str, Any]:
     return {}
 
 
-def tokens(**defaults: int | None) -> Row:
+def tokens(**defaults: int | None) -> FieldRow:
     """The special tokens that transformers takes for missing ones: `pad`, `bos`, `eos`, `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
-    return Row("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
+    return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 
 
-def same(name: str, other: str, ours: str) -> Row:
+def same(name: str, other: str, ours: str) -> FieldRow:
     """Two fields that are one of ours."""
 
     def read(fields: Fields) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def same(name: str, other: str, ours: str) -> Row:
     return derived(read, lambda config: dict.fromkeys((name, other), getattr(config, ours)), name, other)
 
 
-def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> Row:
+def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
     """The width of a head, if it is not embed_dim / num_heads."""
     return derived(
         lambda fields: as_head_width(fields, width, **sizes),

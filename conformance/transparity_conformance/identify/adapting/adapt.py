@@ -16,7 +16,7 @@ from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.identify.adapting.matching import matched
 from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
-from transparity_conformance.identify.adapting.search import Found
+from transparity_conformance.identify.adapting.search import FoundAdapter
 from transparity_conformance.identify.alignment.heard import wrong_logits
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.report.formatting import format_share
@@ -47,7 +47,7 @@ class Adapted:
     """An adapter, and what is known of it."""
 
     adapter: Adapter
-    found: Found
+    found: FoundAdapter
     wrong: str | None
     """How the logits differ with the adapter; None: they agree, or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
@@ -117,14 +117,16 @@ def adapt_model(
     return result
 
 
-def _fitting(found: Found, buffers: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+def _fitting(
+    found: FoundAdapter, buffers: Mapping[str, np.ndarray], config: TransformerConfig
+) -> dict[str, np.ndarray]:
     """The buffers that may be parameters for which no tensor was found."""
     shapes = parameter_shapes(config)
     sizes = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
     return {name: value for name, value in buffers.items() if value.size in sizes}
 
 
-def _adapter(found: Found, tensors: Mapping[str, np.ndarray]) -> Adapter:
+def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
     shapes = {name: value.shape for name, value in tensors.items()}
     asked = dict.fromkeys(found.unsettled, ASKED)
     lines = for_all_layers(found.lines, shapes)

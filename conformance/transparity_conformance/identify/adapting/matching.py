@@ -9,9 +9,9 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.identify.adapting.search import Found, search
+from transparity_conformance.identify.adapting.search import FoundAdapter, search
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, PortValues
 from transparity_conformance.identify.alignment.values.loops import without_loops
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
@@ -34,7 +34,7 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
     return values
 
 
-def match(make: Make, config: TransformerConfig, clock: Clock | None = None) -> Found:
+def match(make: Make, config: TransformerConfig, clock: Clock | None = None) -> FoundAdapter:
     """Match the tensors of a model in this process; raises `PortError` if it cannot be made or run."""
     model = made_by(make, config)
     return matched(model, model.tensors(), model.assign, config, clock or Clock(BUDGET, lambda *_: None))
@@ -46,7 +46,7 @@ def matched(
     assign: Callable[[dict[str, np.ndarray]], None],
     config: TransformerConfig,
     clock: Clock,
-) -> Found:
+) -> FoundAdapter:
     """Match the tensors of a model, here or in a process of its own.
 
     Args:
@@ -61,12 +61,12 @@ def matched(
     inputs = mixed_inputs(config, 0, *lengths)
     probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
     taps, operations = run_listening(forward, probe)
-    best: Found | None = None
+    best: FoundAdapter | None = None
     for heard in (operations, without_loops(probe, operations)):
         given = [*(each.value for each in heard), taps["logits"]]
         made_from = [*(each.inputs for each in heard), ()]
         tolerance = epsilon("float32") ** HALF_OF_THE_DIGITS
-        candidates = Candidates(given, made_from, config.num_heads, tolerance, [None] * len(given))
+        candidates = PortValues(given, made_from, config.num_heads, tolerance, [None] * len(given))
         found = search(config, values, probe.inputs, candidates, clock)
         best = found if best is None or len(found.lines) > len(best.lines) else best
         if found.lost_at is None or len(heard) < len(operations):

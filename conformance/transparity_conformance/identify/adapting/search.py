@@ -32,13 +32,13 @@ from transparity_conformance.identify.adapting.layouts import biases
 from transparity_conformance.identify.adapting.places import Place, places_of
 from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.identify.adapting.reference import SCORES, Reference
-from transparity_conformance.identify.alignment.values.candidates import Candidates
+from transparity_conformance.identify.alignment.values.candidates import PortValues
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, at_layer
 
 
 @dataclass
-class Found:
+class FoundAdapter:
     """What was settled, and what was not."""
 
     lines: Lines = field(default_factory=dict)
@@ -55,8 +55,8 @@ class Found:
 
 
 def search(
-    config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Candidates, clock: Clock
-) -> Found:
+    config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: PortValues, clock: Clock
+) -> FoundAdapter:
     """Match the tensors of a port with our parameters.
 
     Args:
@@ -66,7 +66,7 @@ def search(
         candidates: every value that the port computed from them; the last is its answer.
         clock: the time for the search.
     """
-    found, own = Found(), parameter_shapes(config)
+    found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
     for place in places_of(seeker.config):
         settled: Lines | None = None
@@ -129,7 +129,7 @@ class _Seeker:
     """The port's tensors, and the reference with those that are known."""
 
     def __init__(
-        self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Candidates, clock: Clock
+        self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: PortValues, clock: Clock
     ) -> None:
         self.config, self.pool, self.clock = with_biases(config), pool, clock
         self.reference = Reference(self.config, inputs, candidates)

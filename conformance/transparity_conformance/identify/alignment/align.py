@@ -20,7 +20,7 @@ from transparity_conformance.identify.alignment.known_faults import (
 )
 from transparity_conformance.identify.alignment.layers import repeated
 from transparity_conformance.identify.alignment.rearranged import rearranged
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.identify.alignment.values.features import reordered
 from transparity_conformance.identify.alignment.values.layout import Layout
 from transparity_conformance.oracle.near_ties import is_choice
@@ -28,7 +28,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 
-def align(probe: Probe, candidates: Candidates, clock: Clock) -> dict[str, Match]:
+def align(probe: Probe, candidates: PortValues, clock: Clock) -> dict[str, Match]:
     """Find the reference's taps among the values of a port; those behind a fault from the port's own value on.
 
     Args:
@@ -71,7 +71,7 @@ def _without_choices(lost: Sequence[str], found: Collection[str], flow: Flow) ->
     return [tap for tap in lost if not is_choice(tap) and not flow.inputs[tap] & unknown]
 
 
-def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> list[str]:
+def _told_apart(candidates: PortValues, found: dict[str, Match], flow: Flow) -> list[str]:
     """Change the matches of equal numbers in two places such that each leads to what is made from its tap; return those
     that do so in no place."""
     astray = []
@@ -90,7 +90,7 @@ def _told_apart(candidates: Candidates, found: dict[str, Match], flow: Flow) -> 
 
 
 def _exchange(
-    probe: Probe, candidates: Candidates, found: dict[str, Match], astray: Sequence[str], flow: Flow, clock: Clock
+    probe: Probe, candidates: PortValues, found: dict[str, Match], astray: Sequence[str], flow: Flow, clock: Clock
 ) -> None:
     """Find what has the numbers of other taps, as keys and values whose weights are exchanged, where it leads on."""
     kept = {tap: match for tap, match in found.items() if tap not in astray}
@@ -102,7 +102,7 @@ def _exchange(
 
 def _alternate(
     probe: Probe,
-    candidates: Candidates,
+    candidates: PortValues,
     found: dict[str, Match],
     by_value: set[str],
     left_out: set[str],
@@ -129,7 +129,7 @@ def _alternate(
         found |= resumed
 
 
-def _equal(probe: Probe, candidates: Candidates, found: Mapping[str, Match], flow: Flow) -> dict[str, Match]:
+def _equal(probe: Probe, candidates: PortValues, found: Mapping[str, Match], flow: Flow) -> dict[str, Match]:
     """What has the reference's numbers; if nothing more has, queries and keys that have them in another order."""
     ours = walk(probe, recorded(candidates, found))
     return equal_taps(ours, candidates, found) or reordered(ours, candidates, found, flow.inputs)
@@ -148,7 +148,7 @@ def _only_passed(found: Mapping[str, Match], moved: Collection[str], flow: Flow)
 
 def _fill(
     probe: Probe,
-    candidates: Candidates,
+    candidates: PortValues,
     found: dict[str, Match],
     guessed: Mapping[str, Match | None],
     flow: Flow,
@@ -173,14 +173,14 @@ def _the_only(matches: Mapping[int, Match]) -> Match | None:
     return next(iter(matches.values())) if len(matches) == 1 else None
 
 
-def recorded(candidates: Candidates, found: Mapping[str, Match]) -> Arrays:
+def recorded(candidates: PortValues, found: Mapping[str, Match]) -> Arrays:
     """The port's values at the taps that were found, in the shapes of the taps."""
     return {tap: match.layout.to_ours(candidates.values[match.index]) for tap, match in found.items()}
 
 
 def equal_taps(
     ours: Mapping[str, np.ndarray],
-    candidates: Candidates,
+    candidates: PortValues,
     found: Mapping[str, Match],
     may_be: Callable[[int], bool] = lambda index: True,
 ) -> dict[str, Match]:
@@ -190,7 +190,7 @@ def equal_taps(
 
 
 def _further_on(
-    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: str, flow: Flow, clock: Clock
+    probe: Probe, candidates: PortValues, found: Mapping[str, Match], lost: str, flow: Flow, clock: Clock
 ) -> dict[str, Match]:
     """A tap that `lost` is made from and that was found too early: the port does more to it before it goes on."""
     ours = walk(probe, recorded(candidates, found))
@@ -208,7 +208,7 @@ def _further_on(
 
 def _further_together(
     probe: Probe,
-    candidates: Candidates,
+    candidates: PortValues,
     found: Mapping[str, Match],
     lost: str,
     further: Mapping[str, Sequence[Match]],
@@ -227,7 +227,7 @@ def _further_together(
 
 
 def _resume(
-    probe: Probe, candidates: Candidates, found: Mapping[str, Match], lost: list[str], flow: Flow, clock: Clock
+    probe: Probe, candidates: PortValues, found: Mapping[str, Match], lost: list[str], flow: Flow, clock: Clock
 ) -> dict[str, Match]:
     """The first lost tap for which one of the port's values makes a later tap of the reference one of the port's, or
     which the same code computes in another layer."""
@@ -255,7 +255,7 @@ def _resume(
 def _most_gaining(
     probe: Probe,
     values: Arrays,
-    candidates: Candidates,
+    candidates: PortValues,
     found: Mapping[str, Match],
     tap: str,
     ours: Mapping[str, np.ndarray],
@@ -278,7 +278,7 @@ def _most_gaining(
 def _gained(
     resumed: Mapping[str, np.ndarray],
     ours: Mapping[str, np.ndarray],
-    candidates: Candidates,
+    candidates: PortValues,
     found: Mapping[str, Match],
     tap: str,
     after: int,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
@@ -30,7 +30,7 @@ class Flow:
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
         return found
 
-    def leads_on(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+    def leads_on(self, tap: str, index: int, candidates: PortValues, found: Mapping[str, Match]) -> bool:
         """Return whether a value leads to nothing but what is made from `tap`, and is no other tap that is only moved;
         of equal values one is on its way."""
         return not any(
@@ -39,7 +39,7 @@ class Flow:
             for name, match in found.items()
         )
 
-    def admits(self, tap: str, index: int, candidates: Candidates, found: Mapping[str, Match]) -> bool:
+    def admits(self, tap: str, index: int, candidates: PortValues, found: Mapping[str, Match]) -> bool:
         """Return whether a value may be `tap`, given the values of those in front of it and behind it.
 
         A fault may cut some of the ways between two taps; one of them has to be left on each side.

@@ -14,7 +14,7 @@ from transparity_conformance.identify.alignment.align import recorded
 from transparity_conformance.identify.alignment.flow import Flow, flow_of
 from transparity_conformance.identify.alignment.known_faults import behind_faults
 from transparity_conformance.identify.alignment.plan import Plan, planned
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -67,7 +67,7 @@ def _later(plan: Plan, row: Probe, tap: str, flow: Flow, clock: Clock) -> Iterat
             yield dataclasses.replace(match, distance=early.distance)
 
 
-def _is_passed(candidates: Candidates, begin: int, through: int, ends: list[int]) -> bool:
+def _is_passed(candidates: PortValues, begin: int, through: int, ends: list[int]) -> bool:
     """Return whether every way from an operation to the `ends` goes through another one."""
     reached, waiting = set[int](), list(ends)
     while waiting:

@@ -14,14 +14,14 @@ import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.flow import Flow
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.identify.alignment.values.layout import Layout, layouts
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 
 def between(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], lost: Sequence[str], flow: Flow
+    probe: Probe, values: Arrays, candidates: PortValues, found: Mapping[str, Match], lost: Sequence[str], flow: Flow
 ) -> dict[str, Match]:
     """The `lost` taps that the flow of data tells, those nearest to what follows first.
 
@@ -44,7 +44,7 @@ def between(
 
 
 def _last(
-    candidates: Candidates,
+    candidates: PortValues,
     known: Mapping[str, Match],
     shape: tuple[int, ...],
     made_from: set[int],
@@ -69,7 +69,7 @@ def _last(
     return next((index for index in fitting if all(index in each for each in directly)), next(iter(fitting), None))
 
 
-def _first_of_same(shape: tuple[int, ...], candidates: Candidates, match: Match) -> Match:
+def _first_of_same(shape: tuple[int, ...], candidates: PortValues, match: Match) -> Match:
     """The operation that computed the numbers of `match`, which later ones only move."""
     for index in candidates.inputs[match.index]:
         fits = layouts(shape, candidates.values[index].shape, candidates.heads)
@@ -84,7 +84,7 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
     return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
 
 
-def frontiers(candidates: Candidates, found: Mapping[str, Match]) -> list[set[int]]:
+def frontiers(candidates: PortValues, found: Mapping[str, Match]) -> list[set[int]]:
     """For each operation, the operations of the found taps that its value is made from; of a found one, itself."""
     known = {match.index for match in found.values()}
     flow: list[set[int]] = []
@@ -93,7 +93,7 @@ def frontiers(candidates: Candidates, found: Mapping[str, Match]) -> list[set[in
     return flow
 
 
-def _leading_to(candidates: Candidates, ends: Sequence[int], known: Sequence[int]) -> set[int]:
+def _leading_to(candidates: PortValues, ends: Sequence[int], known: Sequence[int]) -> set[int]:
     """The operations from which an end is made without passing through a known one, themselves not known."""
     reached: set[int] = set()
     waiting = [each for index in ends for each in candidates.inputs[index]]

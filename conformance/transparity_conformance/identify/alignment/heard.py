@@ -35,7 +35,7 @@ Forwards = Mapping[int, Callable[..., Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class HeardCall:
+class AlignedCall:
     """One call of a port, with all that it computed."""
 
     operations: Sequence[Operation]
@@ -45,19 +45,19 @@ class HeardCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class RecordedPort:
     """The calls of probes by name; none if nothing was heard, and then the reason."""
 
-    calls: Mapping[str, HeardCall]
+    calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
     """Probes that were heard beside those that were asked for."""
 
 
-NOT_ASKED = Heard({})
+NOT_ASKED = RecordedPort({})
 
 
-class Row(Probe):
+class AlignedRow(Probe):
     """One row without padding, on which the reference is walked often: its parameters are in memory."""
 
     keeps_exact = True
@@ -103,7 +103,7 @@ def hear(
     clock: Clock,
     progress: Progress,
     row: Probe | None = None,
-) -> Heard:
+) -> RecordedPort:
     """Listen to a port whose logits are wrong; the taps that it shows by itself are its own.
 
     Args:
@@ -117,13 +117,13 @@ def hear(
     if all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items()):
         return NOT_ASKED
     if reason := _why_not(row, clock):
-        return Heard({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
+        return RecordedPort({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
     try:
         return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress)
     except PortProcessError:
         raise
     except PortError as error:
-        return Heard({}, (f"the port could not be listened to: {error}",))
+        return RecordedPort({}, (f"the port could not be listened to: {error}",))
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
@@ -153,11 +153,11 @@ def _heard(
     dtype: str,
     clock: Clock,
     progress: Progress,
-) -> Heard:
+) -> RecordedPort:
     progress("listening to the port", 0, len(probes) + 1)
     taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
-        return Heard({}, ("no operation of the port was heard; with taps of its own, more is found",))
+        return RecordedPort({}, ("no operation of the port was heard; with taps of its own, more is found",))
     plan = plan_of(row, operations, taps["logits"], dtype, clock)
     loops, has_loops = without_loops(row, operations), False
     if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
@@ -173,7 +173,7 @@ def _heard(
     shown = actual if probes else {row.name: taps}
 
     @functools.cache
-    def read_by(plan: Plan) -> dict[str, HeardCall]:
+    def read_by(plan: Plan) -> dict[str, AlignedCall]:
         return {key: _call(plan, every[key], operations, shown[key]) for key, operations in ran.items()}
 
     def taps_by(plan: Plan) -> dict[str, Arrays]:
@@ -181,10 +181,10 @@ def _heard(
 
     with contextlib.suppress(OutOfTime):
         plan = further_on(plan, row, every, taps_by, dtype, clock)
-    return Heard(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
+    return RecordedPort(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
 
 
-def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> HeardCall:
+def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
     """A call by the plan, in which what the port shows by itself, in the shape of its tap, is its own."""
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
@@ -196,7 +196,7 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
             numbers = {name: number for name, number in numbers.items() if name != tap}
             numbers = numbers if index is None else numbers | {tap: index}
     taps = taps | own
-    return HeardCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
+    return AlignedCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
 
 
 def _has_numbers(value: np.ndarray, shown: np.ndarray) -> bool:
@@ -209,7 +209,7 @@ def aligned_probe(probe: Probe) -> Probe:
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
-    return Row(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
+    return AlignedRow(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
 
 
 def _found(plan: Plan, probe: Probe) -> str:

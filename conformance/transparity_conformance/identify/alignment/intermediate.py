@@ -10,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import lengths_of
 from transparity_conformance.catalogue.fault import Hypothesis, WalkState
-from transparity_conformance.diagnosis.walk import Reached, applied, made_with
+from transparity_conformance.diagnosis.walk import TapReached, applied, made_with
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_numpy.embeddings import sinusoidal_positions
@@ -85,7 +85,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
         if hypotheses:
             values.append(_plain(made_with(hypotheses, state, name, value)))
         if name == until:
-            raise Reached
+            raise TapReached
         values.append(np.asarray(given.get(name, _plain(value)), np.float64))
         if probe.config.positions == "rotary" and name.rpartition(".")[2] in TURNED:
             values.insert(-1, _quarter_turn(probe.config, values[-1]))
@@ -99,7 +99,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
     try:
         with np.errstate(all="ignore"):
             transformer(model.config, parameters, tap=tap, **tokens)
-    except Reached:
+    except TapReached:
         pass
     found = list(values)
     values.clear()  # each value has a base that holds the list, and no collector looks for cycles through arrays

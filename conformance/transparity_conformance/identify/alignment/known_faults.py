@@ -12,7 +12,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.identify.alignment.flow import Flow
 from transparity_conformance.identify.alignment.intermediate import intermediates
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -21,7 +21,7 @@ from transparity_conformance.oracle.probes import Probe
 def behind_faults(
     probe: Probe,
     values: Arrays,
-    candidates: Candidates,
+    candidates: PortValues,
     found: Mapping[str, Match],
     tap: str,
     flow: Flow,
@@ -54,7 +54,7 @@ def behind_faults(
 
 
 def made_by_a_fault(
-    probe: Probe, values: Arrays, candidates: Candidates, matches: Mapping[int, Match], tap: str
+    probe: Probe, values: Arrays, candidates: PortValues, matches: Mapping[int, Match], tap: str
 ) -> Match | None:
     """The last of `matches` that only a fault computes; a right port has scores without their bias, too, on the way."""
     right = [np.sort(each, axis=None) for each in intermediates(probe, values, tap)]
@@ -74,7 +74,7 @@ def may_be_chosen(tap: str, value: np.ndarray) -> bool:
 
 
 def followed(
-    probe: Probe, values: Arrays, candidates: Candidates, matches: dict[int, Match], tap: str, flow: Flow
+    probe: Probe, values: Arrays, candidates: PortValues, matches: dict[int, Match], tap: str, flow: Flow
 ) -> dict[int, Match]:
     """Those of `matches` from which the reference makes the port's values behind a choice; all of them of other taps.
 
@@ -95,7 +95,7 @@ def followed(
 
 
 def is_reached(
-    probe: Probe, values: Arrays, candidates: Candidates, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
+    probe: Probe, values: Arrays, candidates: PortValues, found: Mapping[str, Match], tap: str, flow: Flow, clock: Clock
 ) -> bool:
     """Return whether `tap`, right or with one fault, is among the port's values."""
     if candidates.nearest(walk(probe, values, until=tap)[tap]):

@@ -10,7 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.alignment.flow import Flow
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
@@ -28,7 +28,7 @@ class OfLayer(NamedTuple):
 
 
 def repeated(
-    config: TransformerConfig, candidates: Candidates, found: Mapping[str, Match], lost: str, flow: Flow
+    config: TransformerConfig, candidates: PortValues, found: Mapping[str, Match], lost: str, flow: Flow
 ) -> Match | None:
     """The `lost` tap as another layer of its stack computes it; None if no code is run for every layer."""
     at = _of_layer(lost)
@@ -60,7 +60,7 @@ def _of_stack(found: Mapping[str, Match], stack: str) -> dict[OfLayer, int]:
     return {at: index for at, index in named.items() if at is not None and at.stack == stack}
 
 
-def _period(candidates: Candidates, found: Mapping[OfLayer, int], layers: int) -> int:
+def _period(candidates: PortValues, found: Mapping[OfLayer, int], layers: int) -> int:
     """The number of operations of one layer, if the operations of all layers repeat those of the first; else 0."""
     if layers < 2 or not found:
         return 0

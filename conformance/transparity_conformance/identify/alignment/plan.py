@@ -17,7 +17,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.subsequence import common
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Match, PortValues
 from transparity_conformance.identify.alignment.values.layout import Layout, layouts
 from transparity_conformance.identify.alignment.values.masked import unmasked
 from transparity_conformance.identify.alignment.values.repeated import unrepeated
@@ -42,7 +42,7 @@ class Plan:
     """For each operation, the numbers of those that it was made from."""
     unchanged: Mapping[str, Sequence[Match]]
     """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
-    candidates: Candidates
+    candidates: PortValues
     """Everything that the port computed on that call."""
 
 
@@ -60,16 +60,16 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
     return planned(candidates, _keys(operations), align(probe, candidates, clock))
 
 
-def candidates_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Candidates:
+def candidates_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> PortValues:
     """Everything that a port computed on a call, its answer the last."""
     config = probe.config
     values = [*(unrepeated(each.value, config.num_heads, config.key_value_heads) for each in operations), answer]
     inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
     keys = (*_keys(operations), "answer")
-    return Candidates(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, keys)
+    return PortValues(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, keys)
 
 
-def planned(candidates: Candidates, keys: tuple[Key, ...], matches: Mapping[str, Match]) -> Plan:
+def planned(candidates: PortValues, keys: tuple[Key, ...], matches: Mapping[str, Match]) -> Plan:
     """The plan with these operations for the taps."""
     ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
@@ -88,7 +88,7 @@ def _users(inputs: Sequence[Sequence[int]]) -> list[set[int]]:
     return users
 
 
-def _unchanged(candidates: Candidates, match: Match, users: Sequence[set[int]]) -> list[Match]:
+def _unchanged(candidates: PortValues, match: Match, users: Sequence[set[int]]) -> list[Match]:
     """The operations that alone use the value of a match, one after the other, and leave it as it is."""
     found: list[Match] = []
     index, value = match.index, candidates.values[match.index]
@@ -101,7 +101,7 @@ def _unchanged(candidates: Candidates, match: Match, users: Sequence[set[int]]) 
     return found
 
 
-def _in_order(candidates: Candidates, match: Match) -> Match | None:
+def _in_order(candidates: PortValues, match: Match) -> Match | None:
     """The first operation that puts the numbers of a match into the order of the tap's axes, if there is one.
 
     There the axes are read without a choice on every call, also where two of them have the same length.

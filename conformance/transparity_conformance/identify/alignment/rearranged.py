@@ -10,7 +10,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.flow import Flow, dependents
 from transparity_conformance.identify.alignment.known_faults import is_reached
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.identify.alignment.values.layout import layouts
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -19,7 +19,7 @@ from transparity_conformance.oracle.probes import Probe
 def rearranged(
     probe: Probe,
     values: Arrays,
-    candidates: Candidates,
+    candidates: PortValues,
     found: dict[str, Match],
     lost: str,
     flow: Flow,
@@ -45,7 +45,7 @@ def rearranged(
     return {}
 
 
-def _misplaced(ours: np.ndarray, candidates: Candidates, match: Match, is_any: bool) -> Match | None:
+def _misplaced(ours: np.ndarray, candidates: PortValues, match: Match, is_any: bool) -> Match | None:
     """The first value made from a match that has its numbers in other places.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import recording
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.mixture.reading import read_experts
 from transparity_conformance.identify.fitting.padding import read_masks
@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
-from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding
 from transparity_conformance.identify.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
 from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
@@ -32,9 +32,9 @@ FEW = 3
 NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
-def configuration_of(subject: Subject, parts: Parts, calls: Sequence[Heard]) -> Found:
+def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> FoundFields:
     """The fields and parameters of a module."""
-    found = Found()
+    found = FoundFields()
     _sizes(found, subject, parts)
     _biases_and_maps(found, parts)
     _norms(found, subject, parts)
@@ -50,7 +50,7 @@ def configuration_of(subject: Subject, parts: Parts, calls: Sequence[Heard]) -> 
     return found
 
 
-def _sizes(found: Found, subject: Subject, parts: Parts) -> None:
+def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     names = list(parts.stacks)
     found.fields["architecture"] = "encoder-decoder" if len(names) == 2 else names[0]
     for name, stack in parts.stacks.items():
@@ -81,7 +81,7 @@ def _heads(first: Attention) -> dict[str, Any]:
     }
 
 
-def _biases_and_maps(found: Found, parts: Parts) -> None:
+def _biases_and_maps(found: FoundFields, parts: Parts) -> None:
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     attentions = [(name, each) for name, each in every if isinstance(each, Attention)]
     forwards = [(name, each) for name, each in every if isinstance(each, FeedForward)]
@@ -121,7 +121,7 @@ def _biases_and_maps(found: Found, parts: Parts) -> None:
         found.put(f"{name}.down", forward.down, bias=fields["feed_forward_bias"])
 
 
-def _norms(found: Found, subject: Subject, parts: Parts) -> None:
+def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     streams = [stack.stream for stack in parts.stacks.values()]
     norms = [norm for stream in streams for norm in stream.norms.values()]
     if not norms:
@@ -160,7 +160,7 @@ def _norms(found: Found, subject: Subject, parts: Parts) -> None:
                 found.parameters[f"{scope}.{leaf}"] = value
 
 
-def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
+def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     stacks = parts.stacks
     tables = [stack.embedding.table for stack in stacks.values()]
     found.fields["shared_embedding"] = len(tables) == 2 and tables[0] == tables[1]
@@ -179,7 +179,7 @@ def _embeddings(found: Found, subject: Subject, parts: Parts) -> None:
     _positions(found, subject, parts)
 
 
-def _token_scale(found: Found, last: Embedding) -> None:
+def _token_scale(found: FoundFields, last: Embedding) -> None:
     """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
     root = last.value.shape[1] ** 0.5
     by_width = settle(last.scale / root, lambda tried: abs(tried * root / last.scale - 1), (), "float32")
@@ -192,7 +192,7 @@ def _token_scale(found: Found, last: Embedding) -> None:
         found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
 
 
-def _positions(found: Found, subject: Subject, parts: Parts) -> None:
+def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     first, last = next(iter(parts.stacks.values())).embedding, parts.last.embedding
     longest = parts.heard.lengths[list(parts.heard.lengths)[-1]]
     found.fields |= {
@@ -218,14 +218,14 @@ def _positions(found: Found, subject: Subject, parts: Parts) -> None:
             found.fields["sinusoidal_timescales"] = each.timescales
 
 
-def _looked_up(stack: str, made: Embedding, subject: Subject) -> Arrays:
+def _looked_up(stack: str, made: Embedding, subject: FittedModel) -> Arrays:
     """The parameters of what turns tokens, an image or audio into vectors."""
     if made.reads_tokens:
         return {f"{stack}.token_embedding.weight": subject.values[made.table]}
     return {f"{stack}.{name}": value for name, value in made.parameters.items()}
 
 
-def _head(found: Found, subject: Subject, parts: Parts) -> None:
+def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     head, stream = parts.head, parts.last.stream
     found.fields |= {"head": head.kind, "head_scale": "embed_dim" if stream.head_scaled else "none"}
     found.fields["residual_multiplier"] = stream.multiplier
@@ -249,7 +249,7 @@ def _head(found: Found, subject: Subject, parts: Parts) -> None:
         del found.parameters["head.weight"]
 
 
-def _pooling(found: Found, parts: Parts, calls: Sequence[Heard]) -> None:
+def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """How the states of positions become that of a row: the first way by which all calls have their outputs."""
     head = parts.head
     if not head.is_pooled:
@@ -265,7 +265,7 @@ def _pooling(found: Found, parts: Parts, calls: Sequence[Heard]) -> None:
         states.append(taps[f"{stack}.output"])
     has_mask = tokens is None or found.fields["padding"] == "attention-mask"
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
-        config = Found({**found.fields, **fields}).config()
+        config = FoundFields({**found.fields, **fields}).config()
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
         if all(is_same(head.of(each), call.output) for each, call in zip(pooled, calls, strict=True)):
             found.fields |= fields

@@ -16,11 +16,11 @@ from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.calls.inputs import first_answer, masked, paddings, with_further
 from transparity_conformance.identify.fitting.calls.lengths import longest_taken
 from transparity_conformance.identify.fitting.configuration import configuration_of
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
-from transparity_conformance.identify.fitting.subject import FitError, ForeignError, Heard, Loops, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.identify.fitting.values.masks import is_causal
 from transparity_conformance.identify.fitting.values.scores import scores_of
@@ -65,7 +65,7 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
     """
     build = isolated_build(spec, timeout, "")
     try:
-        return fitted(Subject(build.made(None, {})))
+        return fitted(FittedModel(build.made(None, {})))
     finally:
         build.process.stop()
 
@@ -76,10 +76,10 @@ def fit(module: Any, seed: int = 0) -> Fit:
     Raises `FitError` with the first part that no configuration has. The weights of a module are not touched.
     """
     with kept(module):
-        return fitted(Subject(made_by(module, None), seed))
+        return fitted(FittedModel(made_by(module, None), seed))
 
 
-def fitted(subject: Subject) -> Fit:
+def fitted(subject: FittedModel) -> Fit:
     """Find the configuration of a subject, which may compute heads or rows one at a time."""
     try:
         return _fitted(subject)
@@ -93,7 +93,7 @@ def fitted(subject: Subject) -> Fit:
         raise error
 
 
-def _fitted(subject: Subject) -> Fit:
+def _fitted(subject: FittedModel) -> Fit:
     sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
@@ -125,7 +125,9 @@ def _likelier(attempt: Callable[..., Fit]) -> Fit:
     return first if isinstance(first, Fit) and first.share <= second.share else second
 
 
-def _attempt(subject: Subject, causal: bool, calls: Sequence[Heard], longest: int, *, keys_first: bool) -> Fit:
+def _attempt(
+    subject: FittedModel, causal: bool, calls: Sequence[RecordedCall], longest: int, *, keys_first: bool
+) -> Fit:
     found = configuration_of(subject, parts_of(subject, calls[0], causal, keys_first=keys_first), calls)
     if "max_length" in found.untold:
         found.fields["max_length"] = longest
@@ -134,14 +136,14 @@ def _attempt(subject: Subject, causal: bool, calls: Sequence[Heard], longest: in
     return dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
 
 
-def _unused(subject: Subject, found: Found) -> tuple[str, ...]:
+def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
     """The module's parameters that are nowhere in ours."""
     ours = list(found.parameters.values())
     is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
     return tuple(name for name, used in is_used.items() if not used and name not in found.used)
 
 
-def _causal(subject: Subject, heard: Heard) -> bool:
+def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     """Return whether the last stack's attentions mask the future; token types, which only an encoder has, tell where
     every token sees itself alone."""
     batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
@@ -156,7 +158,7 @@ def _causal(subject: Subject, heard: Heard) -> bool:
     return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
 
 
-def _confirmed(found: Found, calls: Sequence[Heard]) -> Fit:
+def _confirmed(found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
     """The fit, held to all calls; fields that cannot be told have the values of the nearest template, if these fit."""
     config = found.config()
     probes = _probes(config, found, calls)
@@ -169,7 +171,9 @@ def _confirmed(found: Found, calls: Sequence[Heard]) -> Fit:
     return Fit(config, share, name, differ, untold, found.parameters)
 
 
-def _as_usual(config: TransformerConfig, template: str, found: Found, calls: Sequence[Heard]) -> TransformerConfig:
+def _as_usual(
+    config: TransformerConfig, template: str, found: FoundFields, calls: Sequence[RecordedCall]
+) -> TransformerConfig:
     """The configuration with those fields of the template that cannot be told, if the calls are then the same."""
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
@@ -181,11 +185,11 @@ def _as_usual(config: TransformerConfig, template: str, found: Found, calls: Seq
     return config
 
 
-def _probes(config: TransformerConfig, found: Found, calls: Sequence[Heard]) -> list[Probe]:
+def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[RecordedCall]) -> list[Probe]:
     return [Probe("fit", f"call {i}", "", config, found.parameters, call.inputs) for i, call in enumerate(calls)]
 
 
-def _share(probes: Sequence[Probe], calls: Sequence[Heard]) -> float:
+def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
     """The largest difference of the calls' outputs, as a share of its budget."""
     return max(_share_of(probe, call.output) for probe, call in zip(probes, calls, strict=True))
 

@@ -15,7 +15,7 @@ from transparity_conformance.oracle.oracle import Arrays
 
 
 @dataclass
-class Found:
+class FoundFields:
     """What is known of a configuration so far."""
 
     fields: dict[str, Any] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
-from transparity_conformance.identify.fitting.subject import Heard, Subject
+from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import position_rows
 from transparity_conformance.identify.fitting.values.masks import (
     in_chunks,
@@ -23,7 +23,7 @@ from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 
-def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Heard]) -> None:
+def read_masks(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
     plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
     _read_windows(found, parts, plain)
@@ -44,7 +44,7 @@ def read_masks(found: Found, subject: Subject, parts: Parts, calls: Sequence[Hea
     _read_counting(found, subject, parts, calls[-1 if obeys else 1])
 
 
-def _scores(parts: Parts, call: Heard) -> Iterator[tuple[str, Scores]]:
+def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
     """The scores of every attention of a call, by our names."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
@@ -59,7 +59,7 @@ def _score_scale(fields: dict[str, Any]) -> float:
     return float(base**-0.5 * fields["attention_multiplier"])
 
 
-def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
+def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
     """The sliding window and the layers without it."""
     for stack in parts.stacks:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
@@ -75,7 +75,7 @@ def _read_windows(found: Found, parts: Parts, plain: dict[str, Scores]) -> None:
     found.untold["sliding_window"] = f"none of up to {longest} tokens"
 
 
-def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Scores]) -> None:
+def _read_padding(found: FoundFields, parts: Parts, call: RecordedCall, padded: dict[str, Scores]) -> None:
     """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
     window = found.fields.get("sliding_window")
     pads: dict[str, list[int]] = {}
@@ -103,13 +103,13 @@ def _read_padding(found: Found, parts: Parts, call: Heard, padded: dict[str, Sco
         found.untold["pad_id"] = "no token is masked as padding"
 
 
-def _read_mask_of_target(found: Found, parts: Parts) -> None:
+def _read_mask_of_target(found: FoundFields, parts: Parts) -> None:
     if list(parts.stacks) == ["decoder"]:
         found.fields["target_mask"] = "causal"
         found.untold["target_mask"] = "an attention_mask applies with both"
 
 
-def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) -> None:
+def _read_counting(found: FoundFields, subject: FittedModel, parts: Parts, call: RecordedCall) -> None:
     """Whether positions count padding, by the rows of their table that a call with padding adds."""
     last = parts.last.embedding
     stack = next(iter(parts.stacks))
@@ -132,12 +132,12 @@ def _read_counting(found: Found, subject: Subject, parts: Parts, call: Heard) ->
 
 
 def _rows(
-    call: Heard,
+    call: RecordedCall,
     tokens: np.ndarray,
     looked_up: np.ndarray,
     table: np.ndarray,
     scale: float,
-    subject: Subject,
+    subject: FittedModel,
     parts: Parts,
 ) -> np.ndarray | None:
     """The row of the table of positions that is added to each token."""

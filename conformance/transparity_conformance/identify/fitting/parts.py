@@ -20,7 +20,7 @@ from transparity_conformance.identify.fitting.structure import (
     softmaxes,
     sublayers,
 )
-from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding, embedding
 from transparity_conformance.identify.fitting.values.linears import Linear, linears
 from transparity_conformance.identify.fitting.values.norms import Norms
@@ -60,7 +60,7 @@ class Stack:
 class Parts:
     """A call, taken apart."""
 
-    heard: Heard
+    heard: RecordedCall
     stacks: dict[str, Stack]
     head: Head
     causal: bool
@@ -70,7 +70,7 @@ class Parts:
         return list(self.stacks.values())[-1]
 
 
-def parts_of(subject: Subject, heard: Heard, causal: bool, *, keys_first: bool = False) -> Parts:
+def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
     """Take a call apart; raises `FitError` with the first thing that is none of ours.
 
     Args:
@@ -116,7 +116,7 @@ def _streams(
     embedded: Sequence[np.ndarray],
     named: dict[str, list[tuple[str, Sublayer]]],
     end: End,
-    heard: Heard,
+    heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
     """The streams of all stacks, with norms at the same places."""
@@ -142,7 +142,7 @@ def _streams(
 
 
 def _recurrences(
-    subject: Subject, heard: Heard, maps: Sequence[Linear], taken: set[str]
+    subject: FittedModel, heard: RecordedCall, maps: Sequence[Linear], taken: set[str]
 ) -> list[tuple[list[Convolution], list[Linear]]]:
     """The convolutions of every recurrence, and the maps of its input; what is used as a linear map, or `taken` by
     other parts, is no kernel."""
@@ -152,7 +152,7 @@ def _recurrences(
     return grouped(convolutions_in(heard.operations, kernels, batch, length), maps)
 
 
-def _embedding(subject: Subject, heard: Heard, name: str) -> Embedding:
+def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embedding:
     if name == "pixels":
         return image_embedding(heard, subject.values)
     if name in subject.positions:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.structure import Attention
-from transparity_conformance.identify.fitting.subject import FitError, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel
 from transparity_conformance.identify.fitting.values.norms import Norms
 from transparity_conformance.identify.fitting.values.numbers import DIGITS, SAME, difference, digits, settle
 from transparity_conformance.identify.fitting.values.rotary import rotary, rotated_among
@@ -54,7 +54,7 @@ class Heads:
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
 
-def read_attention(found: Found, subject: Subject, parts: Parts) -> None:
+def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     """Add the fields of heads, scale and positions inside attention."""
     normed = _normed(found, subject, parts)
     for stack in [each for each in parts.stacks.values() if each.attentions()]:
@@ -63,7 +63,7 @@ def read_attention(found: Found, subject: Subject, parts: Parts) -> None:
         _read_positions(found, subject, parts, stack, heads)
 
 
-def _normed(found: Found, subject: Subject, parts: Parts) -> dict[str, np.ndarray]:
+def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
     """The query and key of every attention, normed if heads are, by our names."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
@@ -113,7 +113,7 @@ def _norm_of_all_heads(
     return made.reshape(batch, length, heads, head_dim).swapaxes(1, 2), vector
 
 
-def _heads(subject: Subject, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
+def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
     """The first self-attention of a stack, with the table of relative positions that explains its scores."""
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
@@ -136,7 +136,7 @@ def _heads(subject: Subject, parts: Parts, stack: Stack, normed: Mapping[str, np
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 
 
-def read_scale(found: Found, heads: Heads) -> None:
+def read_scale(found: FoundFields, heads: Heads) -> None:
     """The fields that give the factor of scores: those with the simplest multiplier."""
     fields, factor = found.fields, heads.scale.factor
     options = []
@@ -163,7 +163,7 @@ def read_scale(found: Found, heads: Heads) -> None:
         found.untold["attention_multiplier"] = "another goes with another attention_scale"
 
 
-def _read_positions(found: Found, subject: Subject, parts: Parts, stack: Stack, heads: Heads) -> None:
+def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:
     """What positions do to scores."""
     left, length = heads.left, heads.query.shape[2]
     scale = np.abs(heads.scores.values[~np.broadcast_to(heads.scores.masked[:, None], left.shape)]).max(initial=1.0)
@@ -198,7 +198,7 @@ def _read_positions(found: Found, subject: Subject, parts: Parts, stack: Stack, 
 
 
 def _read_relative(
-    found: Found, subject: Subject, stack: Stack, table: str, bias: np.ndarray, distances: np.ndarray
+    found: FoundFields, subject: FittedModel, stack: Stack, table: str, bias: np.ndarray, distances: np.ndarray
 ) -> None:
     """The largest distance of relative positions: one of those by which `bias` has the rows of `table`."""
     rows = subject.values[table]

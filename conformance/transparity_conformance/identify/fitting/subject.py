@@ -46,7 +46,7 @@ class ModuleError(FitError):
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecordedCall:
     """One call: its inputs, its output and all its operations."""
 
     inputs: Arrays
@@ -81,7 +81,7 @@ class Fitted(Protocol):
         """Go back to the precision that it had."""
 
 
-class Subject:
+class FittedModel:
     """A model with drawn weights, in float64 if it can compute in it."""
 
     def __init__(self, model: Fitted, seed: int = 0) -> None:
@@ -150,7 +150,7 @@ class Subject:
         with self._described(inputs):
             return _array(call_port(self.model, **self._named(inputs)))
 
-    def hear(self, inputs: Arrays) -> Heard:
+    def hear(self, inputs: Arrays) -> RecordedCall:
         """The output and every operation."""
         with self._described(inputs):
             named = self._named(inputs)
@@ -160,7 +160,7 @@ class Subject:
                 output, operations = call_port(listen, lambda: self.model(**named))
         if self.loops != "none":
             operations = self._together(operations, inputs)
-        return Heard(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))
+        return RecordedCall(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))
 
     def _named(self, inputs: Arrays) -> Arrays:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}

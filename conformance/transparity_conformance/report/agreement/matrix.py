@@ -10,9 +10,9 @@ from itertools import product
 from typing import Any, TypeVar
 
 from transparity.presets import PRESETS
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
-NotCompared = tuple[str, Subject | str, str]
+NotCompared = tuple[str, BackendSubject | str, str]
 """A claim, the subject (or its text) that it was not compared for, and the reason."""
 
 Key = TypeVar("Key")
@@ -44,7 +44,7 @@ class Column:
 class Group:
     """All comparisons of one claim about one subject on one case."""
 
-    worst: Evidence
+    worst: ClaimEvidence
     comparisons: int
     agrees: bool
     exact: bool
@@ -67,7 +67,7 @@ class Cell:
     groups: tuple[Group, ...]
 
     @cached_property
-    def worst(self) -> Evidence | None:
+    def worst(self) -> ClaimEvidence | None:
         """The comparison that used most of its budget; none if the claim was only asserted to break."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
@@ -173,7 +173,7 @@ class Matrix:
         return _topics(self.claims)
 
 
-def fold(evidence: Iterable[Evidence]) -> Matrix:
+def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
     """The agreement matrix of all that was compared."""
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
@@ -181,7 +181,7 @@ def fold(evidence: Iterable[Evidence]) -> Matrix:
     return Matrix(tuple(claims), tuple(columns), {where: Cell(tuple(groups)) for where, groups in cells.items()})
 
 
-def column_of(subject: Subject) -> Column:
+def column_of(subject: BackendSubject) -> Column:
     """The column of `subject`."""
     return Column(subject.backend, subject.dtype, subject.device)
 
@@ -194,14 +194,14 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     return values
 
 
-def _groups(evidence: Iterable[Evidence]) -> Iterator[Group]:
+def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
     whys = ((item, item.note if item.expectation == "breaks" else "holds") for item in evidence)
     for items in grouped(((item.claim, item.subject, item.case, why), item) for item, why in whys).values():
         agrees, exact = all(item.agrees for item in items), all(item.budget == 0 for item in items)
         yield Group(max(items, key=badness), len(items), agrees, exact)
 
 
-def badness(item: Evidence) -> tuple[float, float]:
+def badness(item: ClaimEvidence) -> tuple[float, float]:
     """A sort key: distance from the expectation. A claim that has to break is worse the less it breaks."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)

@@ -10,7 +10,7 @@ from typing import Any
 
 from transparity_conformance.report.agreement.matrix import Cell, Column, Footnote, Group, Matrix, column_of
 from transparity_conformance.report.agreement.view import Agreement, ShownRow, worst_first
-from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.report.formatting import format_share, heat, scientific, template
 
 
@@ -112,7 +112,7 @@ def _comparison(group: Group) -> dict[str, Any]:
     }
 
 
-def _outcome(item: Evidence) -> str:
+def _outcome(item: ClaimEvidence) -> str:
     """The share of the budget; in words for an exact claim and for one that has to break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"

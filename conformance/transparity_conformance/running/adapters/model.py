@@ -19,7 +19,7 @@ from transparity_conformance.report.formatting import count as counted
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments
 from transparity_conformance.running.frameworks.modules import (
-    Tensor,
+    ModuleTensor,
     buffers_of,
     initialised,
     is_module,
@@ -42,8 +42,8 @@ class Model:
     """A model and its tensors; a call is a forward pass."""
 
     forward: Callable[..., Any]
-    _tensors: Mapping[str, Tensor]
-    _buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    _tensors: Mapping[str, ModuleTensor]
+    _buffers: Mapping[str, ModuleTensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """Its own name of each of its inputs, if it was made without a configuration."""
     module: Any = None
@@ -180,7 +180,9 @@ def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
     }
 
 
-def _called(made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, Tensor]) -> Model:
+def _called(
+    made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, ModuleTensor]
+) -> Model:
     """The forward pass by the inputs of a configuration or, without one, by its own."""
     if not tensors or config is not None:
         return Model(called(made, config, framework) if config is not None else made, tensors)

@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.running.frameworks.modules import Tensor
+from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
@@ -84,7 +84,7 @@ def _ids(value: np.ndarray) -> jax.Array:
 forward_of = EquinoxForward
 
 
-def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield the floating arrays by their path; one array in two places is one tensor, under its first name."""
     places: dict[int, list[list[Any]]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
@@ -92,7 +92,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
             places.setdefault(id(leaf), []).append([_step(key) for key in path])
     for paths in places.values():
         read = lambda path=paths[0]: np.array(_at(model, path), np.float32)  # noqa: E731
-        yield ".".join(map(str, paths[0])), Tensor(read, functools.partial(_write, model, paths))
+        yield ".".join(map(str, paths[0])), ModuleTensor(read, functools.partial(_write, model, paths))
 
 
 def _step(key: Any) -> Any:

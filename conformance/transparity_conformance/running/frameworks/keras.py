@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError, signature_of
-from transparity_conformance.running.frameworks.modules import Tensor
+from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import NAMES, add_mask, arguments
 
 INPUTS = {
@@ -46,7 +46,7 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
     return forward
 
 
-def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield the floating variables by the attributes that they are under, as in `blocks.0.attention.query.kernel`.
 
     A layer that is no attribute, as in a functional model, has its own name, with a number at its end as an index.
@@ -57,7 +57,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
         if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):
             known.add(id(variable))
             read = lambda variable=variable: np.array(keras.ops.convert_to_numpy(variable), np.float32)  # noqa: E731
-            yield name, Tensor(read, variable.assign)
+            yield name, ModuleTensor(read, variable.assign)
 
 
 def _parameters(model: Any) -> list[str]:

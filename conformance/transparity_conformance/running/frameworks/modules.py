@@ -18,7 +18,7 @@ from transparity_conformance.running.inputs import input_names, is_instance, set
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ModuleTensor:
     """A tensor, as NumPy reads and writes it."""
 
     read: Callable[[], np.ndarray]
@@ -31,7 +31,7 @@ class Kind(Protocol):
     def forward_of(self, model: Any, config: TransformerConfig) -> Callable[..., Any]:
         """The forward pass `forward(**inputs)` of NumPy arrays, as the framework's users call a module."""
 
-    def tensors_of(self, model: Any) -> Iterator[tuple[str, Tensor]]:
+    def tensors_of(self, model: Any) -> Iterator[tuple[str, ModuleTensor]]:
         """Yield the tensors that are learned, by their path in the module."""
 
 
@@ -156,7 +156,7 @@ STATISTICS = ("running_mean", "running_var")
 """Of a batch norm: buffers that are parameters of ours."""
 
 
-def tensors_of(model: Any) -> dict[str, Tensor]:
+def tensors_of(model: Any) -> dict[str, ModuleTensor]:
     """The tensors of a module, or of nested dicts and lists, by name; none if there are none.
 
     They are those that are learned: buffers (masks, rotary tables) are left out, but for the statistics of a batch
@@ -171,7 +171,7 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     return dict(_leaves("", model))
 
 
-def buffers_of(model: Any) -> dict[str, Tensor]:
+def buffers_of(model: Any) -> dict[str, ModuleTensor]:
     """The buffers of a module of PyTorch that are saved with it, and what it has frozen beside what is learned (the
     sinusoids of Whisper); none of anything else."""
     if not is_instance(model, "torch.nn", "Module"):
@@ -186,7 +186,7 @@ def buffers_of(model: Any) -> dict[str, Tensor]:
     return {name: _tensor(value) for name, value in every.items() if value.is_floating_point() and value.numel()}
 
 
-def tensors_inside(function: Any) -> dict[str, Tensor]:
+def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
     """The tensors of the model that a function holds: itself, the object that it is a method of, its attributes, or
     what it closes over or names."""
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
@@ -201,7 +201,7 @@ def package_of(node: Any) -> str:
     return ""
 
 
-def _of_torch(model: Any) -> Iterator[tuple[str, Tensor]]:
+def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     every = list(model.named_parameters())
     trained = [(name, value) for name, value in every if value.requires_grad]
     if not any(value.ndim > 1 for _, value in trained):  # made for inference, where all maps are frozen
@@ -215,8 +215,8 @@ def _of_torch(model: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, _tensor(value)
 
 
-def _tensor(value: Any) -> Tensor:
-    return Tensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
+def _tensor(value: Any) -> ModuleTensor:
+    return ModuleTensor(functools.partial(_torch_numbers, value), functools.partial(_torch_write, value))
 
 
 def _torch_numbers(value: Any) -> np.ndarray:
@@ -232,14 +232,14 @@ def _torch_write(value: Any, numbers: np.ndarray) -> None:
         value.copy_(torch.from_numpy(np.ascontiguousarray(numbers)).view(value.shape))
 
 
-def _of_nnx(model: Any) -> Iterator[tuple[str, Tensor]]:
+def _of_nnx(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     from flax import nnx
 
     for path, variable in nnx.state(model).flat_state():
         is_kept = isinstance(variable, nnx.Param | nnx.BatchStat)
         if is_kept and variable[...].dtype.kind == "f":
             read = functools.partial(_numbers, variable, ...)
-            yield ".".join(map(str, path)), Tensor(read, functools.partial(_nnx_write, model, path))
+            yield ".".join(map(str, path)), ModuleTensor(read, functools.partial(_nnx_write, model, path))
 
 
 def _numbers(node: Any, key: Any) -> np.ndarray:
@@ -255,18 +255,18 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
     part[...] = jnp.asarray(numbers.reshape(part.shape), part.dtype)
 
 
-def _leaves(name: str, node: Any) -> Iterator[tuple[str, Tensor]]:
+def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """The arrays in nested dicts and lists, which are replaced where they are."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)
         if isinstance(value, dict | list):
             yield from _leaves(path, value)
-        elif is_instance(value, "torch", "Tensor"):
+        elif is_instance(value, "torch", "ModuleTensor"):
             if value.is_floating_point() and value.numel():
                 yield path, _tensor(value)
         elif hasattr(value, "dtype") and np.dtype(value.dtype).kind == "f" and np.size(value):
-            yield path, Tensor(functools.partial(_numbers, node, key), functools.partial(_replace, node, key))
+            yield path, ModuleTensor(functools.partial(_numbers, node, key), functools.partial(_replace, node, key))
 
 
 def _replace(node: Any, key: Any, numbers: np.ndarray) -> None:

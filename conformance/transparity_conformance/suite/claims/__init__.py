@@ -16,10 +16,10 @@ from typing import Any
 from transparity_conformance.oracle.backends import REFERENCE
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.report.comparison import Evidence, Subject
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 
-Check = Callable[..., Iterator[Evidence]]
+Check = Callable[..., Iterator[ClaimEvidence]]
 """From a bench to evidence; a claim about a range of cases also takes the cases."""
 
 
@@ -46,7 +46,7 @@ class Claim:
     sharded: bool = False
     """Whether the claim is about the backend over several ranks, which its harness offers."""
 
-    def is_about(self, subject: Subject, first_mode: bool) -> bool:
+    def is_about(self, subject: BackendSubject, first_mode: bool) -> bool:
         return (
             subject.dtype in self.dtypes
             and not (self.needs and subject.backend != REFERENCE)
@@ -100,7 +100,7 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
 
     def decorate(check: Check) -> Check:
         @functools.wraps(check)
-        def of_every_case(bench: Bench) -> Iterator[Evidence]:
+        def of_every_case(bench: Bench) -> Iterator[ClaimEvidence]:
             names: Iterable[str] = getattr(bench, cases) if isinstance(cases, str) else cases
             for case in names:
                 yield from check(bench, probes(case)[probe], bench.evidence(case))
@@ -110,7 +110,7 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
     return decorate
 
 
-def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[Evidence]:
+def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[ClaimEvidence]:
     """Yield the evidence of a check, which a bench that knows its name makes."""
     yield from check(bench.about(name), **cases)
 

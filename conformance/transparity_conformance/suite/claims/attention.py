@@ -13,8 +13,8 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, probes, scoped_parameters
-from transparity_conformance.report.comparison import Evidence, as_numbers
-from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
+from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
@@ -39,7 +39,7 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 
 @claim(dtypes=("float64", "float32"), harness=True)
-def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
+def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
     """Heads are consecutive features, and merging exactly undoes splitting."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
@@ -50,7 +50,7 @@ def split_and_merge_heads(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(harness=True)
-def function(bench: Bench) -> Iterator[Evidence]:
+def function(bench: Bench) -> Iterator[ClaimEvidence]:
     """Attention of drawn queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
@@ -89,7 +89,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
 
 
 @claim(of_reference=True, harness=True)
-def long_sequences(bench: Bench) -> Iterator[Evidence]:
+def long_sequences(bench: Bench) -> Iterator[ClaimEvidence]:
     """Attention of many queries, which fast paths compute in blocks, agrees with the explicit path for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
         result = _attended(bench.function("attention.attention"), mask, arrays)
@@ -107,7 +107,7 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
 
 
 @claim(harness=True)
-def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
+def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
     """A finite masked score has the weight of its value, replaced before or after the scale."""
     probe = probes("translation")["mixed"]
     parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
@@ -123,7 +123,7 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[Evidence]:
 
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
-def weights_sum_to_one(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def weights_sum_to_one(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Every row of attention weights sums to one, also where every key is masked."""
     names = [name for name in probe.oracle.expected if name.endswith("weights")]
     sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
@@ -139,7 +139,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
-def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Masked keys have weight exactly 0 in every row with a visible key, unless the mask's value is not exact."""
     breaks = probe.config.mask_value > -1
     note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""

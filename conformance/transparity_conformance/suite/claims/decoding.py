@@ -19,7 +19,7 @@ from transparity_conformance.oracle.budgets import EVERY, WIDE
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, sees_something
-from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
@@ -84,7 +84,7 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
     yield "1, 2, 3, then 3, 2, 1", [firsts, other, (1,) * rows]
 
 
-def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[Evidence]:
+def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
     """Compare the logits of each way to decode a case, the model `name` if given, with the full pass's."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
@@ -133,7 +133,7 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     all_cases=FAMILIES,
     all_in=("float32",),
 )
-def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Decoded token by token or in uneven chunks, the logits are those of the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
     for case in (case for case in cases if case not in left_out):
@@ -141,7 +141,7 @@ def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
-def single_row(bench: Bench) -> Iterator[Evidence]:
+def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
     """A row decoded alone has the logits of the full forward pass."""
     config, parameters, inputs, oracle = model("translation")
     alone = {name: values[:1] for name, values in inputs.items()}
@@ -152,14 +152,14 @@ def single_row(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
-def ragged_rows(bench: Bench) -> Iterator[Evidence]:
+def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
     """Rows decoded by different numbers of tokens have the logits of the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
-def every_chunking(bench: Bench) -> Iterator[Evidence]:
+def every_chunking(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every preset, cut into chunks in every way and row by row, has the logits of the full forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
     for case in (*PRESETS, *UNPADDED):

@@ -14,7 +14,7 @@ from transparity.presets import preset
 from transparity_conformance.oracle.cases import passage_tokens
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
@@ -38,7 +38,7 @@ PRINTED_SHAPES = {
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def einsum(bench: Bench) -> Iterator[Evidence]:
+def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 000's einsum examples agree exactly; its first printed line is a mistake of the document."""
     record = bench.evidence("document 000")
     run = bench.harness.einsum
@@ -53,14 +53,14 @@ def einsum(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def split_heads(bench: Bench) -> Iterator[Evidence]:
+def split_heads(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's `split_heads` example agrees exactly."""
     result = bench.function("attention.split_heads")(np.array([TOKENS], np.float32), 2)
     yield bench.evidence("document 003").exactly("heads", result, [HEADS])
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def masks(bench: Bench) -> Iterator[Evidence]:
+def masks(bench: Bench) -> Iterator[ClaimEvidence]:
     """The masks that documents 000 and 003 print agree exactly."""
     record = bench.evidence("documents 000 and 003")
     padding = bench.function("masks.padding_mask")(bench.function("masks.visible_keys")(np.array(PADDED), 0))
@@ -69,7 +69,7 @@ def masks(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64", "float32"), of_reference=True, harness=True)
-def masked_columns(bench: Bench) -> Iterator[Evidence]:
+def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's example gives the two masked keys weights of exactly zero."""
     random = np.random.default_rng(0)
     query, key = (random.random((2, 1, 10, 5)).astype(np.float32) for _ in range(2))
@@ -94,7 +94,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 
 @claim(dtypes=("float32",))
-def printed_shapes(bench: Bench) -> Iterator[Evidence]:
+def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
     """The documents' example batches at full size have the printed shapes, and agree in their logits."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
@@ -105,7 +105,7 @@ def printed_shapes(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float32",), quick=())
-def full_size_passage(bench: Bench) -> Iterator[Evidence]:
+def full_size_passage(bench: Bench) -> Iterator[ClaimEvidence]:
     """The language models of document 001 at full size agree at every tap of a whole passage."""
     for case in ("notes-lm", "notes-attention"):
         config = preset(case)

@@ -15,8 +15,8 @@ from transparity_conformance.oracle.budgets import EVERY, HALF, rounded
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import Probe, probes, probes_of
-from transparity_conformance.report.comparison import Evidence, as_numbers, dtype_name
-from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers, dtype_name
+from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
@@ -46,7 +46,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 def _about(name: str, pattern: str, says: str) -> None:
     """Register the claim that every tap whose name matches `pattern` agrees, of every probe."""
 
-    def check(bench: Bench) -> Iterator[Evidence]:
+    def check(bench: Bench) -> Iterator[ClaimEvidence]:
         for probe in probes_for(bench, bench.traced_cases):
             record, taps = bench.evidence(probe.case), bench.traced(probe)
             for name in probe.oracle.expected:
@@ -75,7 +75,7 @@ for _name, _pattern, _says in (
 
 
 @claim(of_reference=True, compiled=True)
-def fast_logits(bench: Bench) -> Iterator[Evidence]:
+def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
     """The logits by the fast path agree: fused attention, without taps."""
     for probe in probes_for(bench, bench.fast_cases):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
@@ -83,7 +83,7 @@ def fast_logits(bench: Bench) -> Iterator[Evidence]:
 
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
-def taps_are_complete(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def taps_are_complete(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Exactly the contract's taps are there, in order, with their shapes and in the requested dtype."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
@@ -111,7 +111,7 @@ def mixed(case: str) -> Probe:
 
 
 @claim(topic="families", quick=("float32",))
-def taps_and_logits(bench: Bench) -> Iterator[Evidence]:
+def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every tap and the fast logits of a model of each family agree; in half precision, in which rounding decides
     between experts, of those without."""
     for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
@@ -141,7 +141,7 @@ RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
     all_cases=(*PRESETS, *RECURRENT),
     all_in=("float32",),
 )
-def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """With weights, activations or both in half precision, every tap is within the rounding error of that precision."""
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
@@ -156,7 +156,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
 
 
 @claim(topic="precision", dtypes=EVERY, quick=())
-def taps_in_every_precision(bench: Bench) -> Iterator[Evidence]:
+def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every tap and the logits of every preset agree in every precision."""
     for probe in probes_for(bench, PRESETS):
         record, logits = bench.evidence(probe.case), bench.logits(probe)
@@ -165,7 +165,7 @@ def taps_in_every_precision(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="precision", dtypes=("float32",), of_reference=True)
-def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
+def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
     """Activations in half precision are not changed by rounding them to it once more."""
     probe = probes("notes-lm")["mixed"]
     for half in HALF:
@@ -178,7 +178,7 @@ def activations_are_rounded(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
-def decays_are_not_rounded(bench: Bench) -> Iterator[Evidence]:
+def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
     """In half precision, the logarithm of a recurrence's decay is in float32: errors of it grow with the positions that
     a state stays for."""
     probe, half = mixed("qwen3-next"), bench.subject.dtype
@@ -189,7 +189,7 @@ def decays_are_not_rounded(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="precision", dtypes=("float32",), quick=())
-def subnormal_numbers(bench: Bench) -> Iterator[Evidence]:
+def subnormal_numbers(bench: Bench) -> Iterator[ClaimEvidence]:
     """Values below float16's smallest normal number are rounded to its subnormal numbers, not to zero."""
     probe = probes("notes-lm")["mixed"]
     least = float(np.finfo(np.float16).smallest_normal)

@@ -18,7 +18,7 @@ from transparity_conformance.oracle.budgets import WIDE, epsilon
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes
-from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 from transparity_conformance.suite.claims.forward import mixed
@@ -51,7 +51,7 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
     return config, parameters, prompt, source
 
 
-def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[Evidence]:
+def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
     """Compare the logit of each token that a model generates with the largest."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
@@ -64,7 +64,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[Evidence]:
     yield record.exactly("padding and length", misplaced(request, tokens) == "", True)
 
 
-def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> Evidence:
+def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
     """Compare the tokens that a model generates with the reference's."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
@@ -73,14 +73,14 @@ def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens",
 
 
 @claim(quick=("float64",), cases=("translation",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",))
-def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
     for case in cases:
         yield from likeliest(bench, case, prompted(case))
 
 
 @claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))
-def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """A row ends with `<eos>` and is padded from there; generation ends with its last row (document 004)."""
     for case in cases:
         if PRESETS[case].config.eos_id is not None:
@@ -93,7 +93,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]
 
 
 @claim(dtypes=("float64",))
-def crops_context(bench: Bench) -> Iterator[Evidence]:
+def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
     """A prompt longer than `max_length` is continued as its last `max_length` tokens are (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
@@ -105,7 +105,7 @@ def crops_context(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
-def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
+def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     """The same logits and draws pick the same tokens: the first whose cumulative probability passes the draw."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
@@ -127,7 +127,7 @@ def sampled_tokens(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
-def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """A text sampled with shared draws is the same, token for token (document 001)."""
     for case in cases:
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
@@ -158,7 +158,7 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
-def drawable(bench: Bench) -> Iterator[Evidence]:
+def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
     """Temperature, top-k and top-p filter the logits in this order; of equal logits the lower token stays."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
@@ -177,7 +177,7 @@ def drawable(bench: Bench) -> Iterator[Evidence]:
 @claim(
     dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",)
 )
-def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
     for case in cases:
         config, parameters, _, source = prompted(case)
@@ -201,14 +201,14 @@ def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), quick=())
-def sampling_options(bench: Bench) -> Iterator[Evidence]:
+def sampling_options(bench: Bench) -> Iterator[ClaimEvidence]:
     """A text sampled with shared draws is the same under every temperature, top-k and top-p."""
     model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
 
 
-def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[Evidence]:
+def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[ClaimEvidence]:
     for case in cases:
         config, parameters, prompt, source = prompted(case)
         if ending:
@@ -229,7 +229,7 @@ def _beams(bench: Bench, cases: Iterable[str], ending: float = 0.0) -> Iterator[
 
 
 @claim(dtypes=("float64",), quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",))
-def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Beam search finds the same continuation, token for token, with the same score."""
     yield from _beams(bench, cases)
     for ending in ENDINGS:
@@ -237,7 +237,7 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
-def ties_between_beams(bench: Bench) -> Iterator[Evidence]:
+def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
     """Of equally likely tokens, beam search continues with the first."""
     config, _, prompt, _ = prompted("notes-lm")
     config = config.resized(target_vocab_size=200)  # too many for insertion sort, which would keep their order

@@ -17,7 +17,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import probe_parameters, scoped_parameters
-from transparity_conformance.report.comparison import Evidence, as_numbers
+from transparity_conformance.report.comparison import ClaimEvidence, as_numbers
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 from transparity_conformance.suite.claims.layers import BATCH, KEYS, QUERIES, module_oracle
@@ -89,7 +89,9 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
     return layer
 
 
-def _agrees(bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = "") -> Evidence:
+def _agrees(
+    bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
+) -> ClaimEvidence:
     """Record that the reference's float64 result is theirs, within the budget of their `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
@@ -101,7 +103,7 @@ of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
 
 
 @of_reference(needs=("torch",))
-def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
+def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     """`torch.nn.MultiheadAttention` has the same output and weights, with padding and causal masks."""
     import torch
 
@@ -122,7 +124,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("torch",))
-def torch_layers(bench: Bench) -> Iterator[Evidence]:
+def torch_layers(bench: Bench) -> Iterator[ClaimEvidence]:
     """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with norms before and after."""
     for position in ("post", "pre"):
         config = dataclasses.replace(CONFIG, norm_position=position)
@@ -142,7 +144,7 @@ def torch_layers(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("torch",))
-def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
+def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     """`torch.nn.LayerNorm` agrees on ordinary and on tiny activations."""
     import torch
 
@@ -156,7 +158,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("torch",))
-def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
+def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     """`torch.nn.BatchNorm1d` agrees in training and evaluation, but for its running variance, which is over n − 1."""
     import torch
 
@@ -196,7 +198,7 @@ def torch_batch_norm(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("torch",))
-def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
+def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
     """`torch.nn.functional.cross_entropy` agrees, padding ignored."""
     from torch.nn import functional
 
@@ -208,7 +210,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("flax", "jax"))
-def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
+def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     """`flax.nnx.MultiHeadAttention` agrees within float32's budget, in which it takes its softmax."""
     import jax
     import jax.numpy as jnp
@@ -237,7 +239,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[Evidence]:
 
 
 @of_reference(needs=("jax",))
-def jax_dot_product_attention(bench: Bench) -> Iterator[Evidence]:
+def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     """`jax.nn.dot_product_attention` agrees within float32's budget, in which it takes its softmax."""
     import jax
 

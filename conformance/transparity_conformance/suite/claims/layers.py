@@ -16,7 +16,7 @@ from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.oracle import each as named_parts
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters, probes, scoped_parameters
-from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 from transparity_numpy.harness import module as reference_module
@@ -42,7 +42,7 @@ def module_oracle(
     return Oracle(run, parameters | {"x": x} | context)
 
 
-def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[Evidence]:
+def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
     """Compare the part `scope` of the case's first layer, given drawn activations and `context` (masks, a memory), in
     its result and every tap."""
     probe = probes(case)["mixed"]
@@ -72,7 +72,7 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @claim(harness=True)
-def encoder_layer(bench: Bench) -> Iterator[Evidence]:
+def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """One encoder layer agrees."""
     for case, entry in PRESETS.items():
         if entry.config.has_encoder:
@@ -81,7 +81,7 @@ def encoder_layer(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(harness=True)
-def decoder_layer(bench: Bench) -> Iterator[Evidence]:
+def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """One decoder layer agrees, with and without a memory."""
     for case, entry in PRESETS.items():
         length = QUERIES if entry.config.has_encoder else KEYS
@@ -95,7 +95,7 @@ def decoder_layer(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="feed_forward", harness=True)
-def module(bench: Bench) -> Iterator[Evidence]:
+def module(bench: Bench) -> Iterator[ClaimEvidence]:
     """The feed-forward module agrees on drawn activations."""
     for case in PRESETS:
         yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
@@ -128,7 +128,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
 
 
 @claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
-def steps(bench: Bench) -> Iterator[Evidence]:
+def steps(bench: Bench) -> Iterator[ClaimEvidence]:
     """The rules of states give what they give step by step, over more positions than a chunk has, and where a second
     call goes on from the state of the first."""
     arrays = _drawn()
@@ -158,26 +158,26 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
     return {name: value.astype(np.float32) for name, value in (("x", x), ("weight", weight), ("bias", bias))}
 
 
-def at_every_spread(bench: Bench, function: str) -> Iterator[Evidence]:
+def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
     """Compare `function` on activations next to which eps is negligible, comparable, and dominant."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
-def layer(bench: Bench) -> Iterator[Evidence]:
+def layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """LayerNorm divides by the variance over n, with eps inside the root."""
     yield from at_every_spread(bench, "normalization.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
-def layer_unbiased(bench: Bench) -> Iterator[Evidence]:
+def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
     yield from at_every_spread(bench, "normalization.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
-def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
+def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
     """BatchNorm in evaluation uses its running statistics."""
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
@@ -186,7 +186,7 @@ def batch_evaluation(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="normalization", harness=True)
-def batch_statistics(bench: Bench) -> Iterator[Evidence]:
+def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
     """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("normalization.batch_statistics", arrays)
@@ -195,7 +195,7 @@ def batch_statistics(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="normalization", harness=True)
-def batch_training(bench: Bench) -> Iterator[Evidence]:
+def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
     """BatchNorm in training normalises by the batch and updates its running statistics."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
@@ -225,7 +225,7 @@ def batch_training(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="normalization", dtypes=WIDE, harness=True)
-def model_in_training(bench: Bench) -> Iterator[Evidence]:
+def model_in_training(bench: Bench) -> Iterator[ClaimEvidence]:
     """A whole model in training agrees at every tap, and in the running statistics after two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()

@@ -12,8 +12,8 @@ from transparity.presets import PRESETS
 from transparity_conformance.oracle.budgets import EVERY, WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes
-from transparity_conformance.report.comparison import Evidence, Expectation, as_numbers
-from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.report.comparison import ClaimEvidence, Expectation, as_numbers
+from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 
 
@@ -36,7 +36,7 @@ def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
-def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Changing a token at any position changes its own output and nothing before it."""
     config, name = probe.config, probe.config.input_names[-1]
     inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
@@ -56,7 +56,7 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: Record) -> 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
-def padding_content_has_no_effect(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Another embedding of the padding token changes nothing at other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
     # Padding in the decoder's input is masked by the causal mask only, so it is at the end here.
@@ -75,7 +75,7 @@ def padding_content_has_no_effect(bench: Bench, probe: Probe, record: Record) ->
 
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS, "text")
-def padding_length_has_no_effect(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Padding added on the right changes nothing at other tokens."""
     config, longest = probe.config, probe.config.max_length
     padded = {
@@ -89,7 +89,7 @@ def padding_length_has_no_effect(bench: Bench, probe: Probe, record: Record) -> 
 
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS)
-def rows_are_independent(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """A row alone has the same output as in its batch."""
     whole = logits(bench, probe, probe.inputs)
     for row in (0, 1, 5):
@@ -99,7 +99,7 @@ def rows_are_independent(bench: Bench, probe: Probe, record: Record) -> Iterator
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
-def batch_order_permutes_output(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Permuting the rows of a batch permutes the output."""
     base = logits(bench, probe, probe.inputs)
     order = np.random.default_rng(8).permutation(len(base))
@@ -109,7 +109,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: Record) -> I
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("fast_cases")
-def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Two runs are equal to the bit, also with other runs between them."""
     first = logits(bench, probe, probe.inputs)
     other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
@@ -119,7 +119,7 @@ def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: Record) -> Iterat
 
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("traced_cases")
-def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Rows whose keys are all masked stay finite: attention weighs all keys equally."""
     if not probe.config.has_encoder:
         return
@@ -134,7 +134,7 @@ def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: Record) ->
 
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS, "text")
-def no_padding_without_pad_id(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def no_padding_without_pad_id(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Without a `pad_id`, token 0 is a token like any other."""
     config, parameters = dataclasses.replace(probe.config, pad_id=None), dict(probe.parameters)
     swapped = {name: np.where(t == 0, 3, np.where(t == 3, 0, t)) for name, t in probe.inputs.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
@@ -21,7 +21,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def relative_buckets(bench: Bench) -> Iterator[Evidence]:
+def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every distance is in the bucket of T5's definition, also if a bucket begins at a whole number."""
     bucket_of = bench.function("positions.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
@@ -47,7 +47,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def alibi_slopes(bench: Bench) -> Iterator[Evidence]:
+def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
     """The slopes of 1 to 33 heads are those of ALiBi's authors, computed in float64 for every dtype."""
     slopes = bench.function("positions.alibi_slopes")
     for heads in range(1, 34):
@@ -63,7 +63,7 @@ def _slopes(heads: int) -> list[float]:
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
-def rotary_frequencies(bench: Bench) -> Iterator[Evidence]:
+def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
     """The rotary frequencies are the formula's, scaled or not, computed in float64 for every dtype."""
     frequencies = bench.function("positions.rotary_frequencies")
     for name, config in CASES.items():
@@ -122,7 +122,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 
 
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
-def sinusoidal(bench: Bench) -> Iterator[Evidence]:
+def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
     """The table of sines and cosines is the formula's, interleaved or halved, computed in float64 for every dtype."""
     table = bench.function("embeddings.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
@@ -140,7 +140,7 @@ TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
 
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
-def causal(bench: Bench) -> Iterator[Evidence]:
+def causal(bench: Bench) -> Iterator[ClaimEvidence]:
     """Position t sees positions 0 to t and none after it."""
     causal_mask = bench.function("masks.causal_mask")
     for length in (1, 2, 7):
@@ -150,7 +150,7 @@ def causal(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
-def padding(bench: Bench) -> Iterator[Evidence]:
+def padding(bench: Bench) -> Iterator[ClaimEvidence]:
     """Exactly the padding is masked, wherever it is; without a padding token, nothing is."""
     padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
@@ -160,7 +160,7 @@ def padding(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
-def target(bench: Bench) -> Iterator[Evidence]:
+def target(bench: Bench) -> Iterator[ClaimEvidence]:
     """A decoder sees no future token and, with `causal-and-padding`, no padding."""
     target_mask = bench.function("masks.target_mask")
     past = [[key <= query for key in range(4)] for query in range(4)]

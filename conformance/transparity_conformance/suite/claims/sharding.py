@@ -22,7 +22,7 @@ from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
-from transparity_conformance.report.comparison import Evidence
+from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim, decoding, generation, training
 from transparity_conformance.suite.ranks.remote import RemoteBackend
@@ -102,7 +102,7 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 
 @claim(dtypes=("float32",), sharded=True, cases=("llama on 1 × 2",), all_cases=_over(*ALL), all_in=("float64",))
-def forward(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Every tap and the logits of a sharded model agree, for every configuration, with uneven rows and vocabularies."""
     for case, name, over in _benches(bench, cases, few=True):
         config, parameters, inputs, oracle = model(name)
@@ -131,7 +131,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_cases=_over("notes-lm", "qwen", "batch", "qwen3-next", "mamba2"),
     all_in=("float64",),
 )
-def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """The loss of all ranks' tokens is their mean, and its gradient by every parameter agrees, also where ranks have
     different numbers of tokens."""
     for case, name, over in _benches(bench, cases):
@@ -140,7 +140,7 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
-def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end, also after a forward
     pass; the model itself does not change."""
     for case, name, over in _benches(bench, cases):
@@ -156,21 +156,21 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
-def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Decoding in chunks, with a cache that is sharded as the heads are, has the logits of the full forward pass."""
     for case, name, over in _benches(bench, cases):
         yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
-def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Generation over ranks takes the likeliest token, with a cache and beyond it."""
     for case, name, over in _benches(bench, cases):
         yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
-def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """A model that is read from a file, each rank its slices alone, has the same logits."""
     for case, name, over in _benches(bench, cases):
         config, parameters, inputs, oracle = model(name)

@@ -20,15 +20,15 @@ from transparity_conformance.oracle.differentiation.derivatives import Derivativ
 from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.report.comparison import Evidence
-from transparity_conformance.suite.bench import Bench, Record
+from transparity_conformance.report.comparison import ClaimEvidence
+from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 from transparity_numpy.harness import function as reference_function
 
 
 def loss_agrees(
     bench: Bench, case: str, logits: np.ndarray, targets: np.ndarray, expected: float, **named: Any
-) -> Evidence:
+) -> ClaimEvidence:
     """Compare the backend's loss with the number expected."""
     oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
     result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
@@ -36,7 +36,7 @@ def loss_agrees(
 
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
-def cross_entropy(bench: Bench) -> Iterator[Evidence]:
+def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
     """The loss is the mean of −log softmax at the targets that are not padding, as written out."""
     random = np.random.default_rng(0)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
@@ -57,7 +57,7 @@ def cross_entropy(bench: Bench) -> Iterator[Evidence]:
 
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
-def label_smoothing(bench: Bench) -> Iterator[Evidence]:
+def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
     """The loss with label smoothing is the sum over the vocabulary, as written out, padding ignored."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
@@ -74,7 +74,7 @@ def label_smoothing(bench: Bench) -> Iterator[Evidence]:
 
 @claim(topic="loss", compiled=True)
 @each("fast_cases")
-def model_loss(bench: Bench, probe: Probe, record: Record) -> Iterator[Evidence]:
+def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """The loss of a model on padded targets agrees."""
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
@@ -106,7 +106,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     return Derivatives(config, parameters, mixed_inputs(config), training=config.norm == "batch"), parameters
 
 
-def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[Evidence]:
+def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
     """Compare every gradient of the backend's model with derivatives along drawn directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
@@ -130,7 +130,7 @@ FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
     all_cases=[*PRESETS, *HARD_TO_REACH, *OF_FAMILIES],
     all_in=("float64",),
 )
-def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """The gradient of the loss by every parameter of a model is its derivative by the complex step."""
     left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
     for case in cases:
@@ -153,7 +153,7 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
 
 
 @claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
-def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """With shared dropout masks the gradients of the loss are its derivatives by the complex step."""
     for case in cases:
         yield from gradients_agree(bench, case, *dropped(case))
@@ -215,7 +215,7 @@ def oracle_of(case: str) -> Oracle:
     all_cases=TRAINED,
     all_in=WIDE,
 )
-def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[Evidence]:
+def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Ten steps of an optimizer have the losses, and end at the parameters, of the reference's steps."""
     for case in cases:
         (config, training), oracle = TRAINED[case], oracle_of(case)

@@ -12,7 +12,7 @@ from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
-from transparity_conformance.identify.alignment.heard import Heard, HeardCall
+from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.identify.alignment.lines.source import caller, operation_of
 from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.listening.operation import Source
@@ -22,19 +22,19 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.report import Cause, Divergence, Report
 
 
-def with_lines(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
+def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
     """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
 
 
-def with_first_line(report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Report:
+def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
     """Add the line to the first divergence alone, which is quick."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
 
-def _with_line(fault: Divergence, report: Report, heard: Heard, probes: Mapping[str, Probe]) -> Divergence:
+def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Divergence:
     call = heard.calls.get(fault.probe)
     if call is None or fault.where not in call.numbers:
         return fault
@@ -51,7 +51,7 @@ def _line(
     fault: Divergence,
     causes: Sequence[Cause],
     report: Report,
-    call: HeardCall,
+    call: AlignedCall,
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
@@ -66,7 +66,7 @@ def _line(
     return caller(call.operations[index].stack, call.operations, call.numbers, right)
 
 
-def _with_own_lines(fault: Divergence, report: Report, call: HeardCall, probe: Probe) -> Divergence:
+def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
     """The divergence with a line for each of several causes: that of the first wrong number with the others known."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []

@@ -11,14 +11,14 @@ from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
-from transparity_conformance.identify.alignment.heard import Heard, HeardCall
+from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Divergence, Report
 
 
-def with_exchanges(report: Report, heard: Heard, probes: Mapping[str, Probe], actual: Actual) -> Report:
+def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
     """Add to each divergence the exchanges of weights that make the same numbers, had their taps no names.
 
     Args:
@@ -30,7 +30,7 @@ def with_exchanges(report: Report, heard: Heard, probes: Mapping[str, Probe], ac
 
 
 def _with_exchanges(
-    fault: Divergence, dtype: str, heard: Heard, probes: Mapping[str, Probe], named: Collection[str]
+    fault: Divergence, dtype: str, heard: RecordedPort, probes: Mapping[str, Probe], named: Collection[str]
 ) -> Divergence:
     calls = {key: call for key, call in heard.calls.items() if fault.where in call.taps}
     if len(fault.causes) != 1 or not calls:
@@ -47,7 +47,7 @@ def _with_exchanges(
     return fault
 
 
-def _exchanges(probe: Probe, call: HeardCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
+def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
     """The exchanges of two weights whose taps are in front of a tap, in its sublayer, and were found by value."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
@@ -56,7 +56,7 @@ def _exchanges(probe: Probe, call: HeardCall, where: str, named: Collection[str]
             yield hypothesis
 
 
-def _is_same(probe: Probe, call: HeardCall, where: str, rival: Hypothesis, dtype: str) -> bool:
+def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
     """Return whether the reference with other weights makes the port's value at a tap, their own taps left out."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]

@@ -27,7 +27,7 @@ class Match:
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class PortValues:
     """The values of a port's operations, in the order of execution."""
 
     values: Sequence[np.ndarray]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
-from transparity_conformance.identify.alignment.values.candidates import Candidates, Match
+from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.identify.alignment.values.layout import layouts
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -16,7 +16,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 def reordered(
     ours: Mapping[str, np.ndarray],
-    candidates: Candidates,
+    candidates: PortValues,
     found: Collection[str],
     inputs: Mapping[str, Collection[str]],
 ) -> dict[str, Match]:
@@ -39,7 +39,7 @@ def reordered(
     return matches
 
 
-def _in_one_order(ours: Pair, candidates: Candidates) -> tuple[Match, ...]:
+def _in_one_order(ours: Pair, candidates: PortValues) -> tuple[Match, ...]:
     """The first values with the numbers of a query and a key and their features in one other order."""
     queries, keys = ([*_with_numbers_of(each, candidates)] for each in ours)
     for query, key in itertools.product(queries, keys):
@@ -49,7 +49,7 @@ def _in_one_order(ours: Pair, candidates: Candidates) -> tuple[Match, ...]:
     return ()
 
 
-def _with_numbers_of(ours: np.ndarray, candidates: Candidates) -> Iterator[Match]:
+def _with_numbers_of(ours: np.ndarray, candidates: PortValues) -> Iterator[Match]:
     """The values with the numbers of a tap, in each order of its axes."""
     expected = np.sort(ours, axis=None)
     for index in candidates.by_size.get(ours.size, ()):
@@ -58,7 +58,7 @@ def _with_numbers_of(ours: np.ndarray, candidates: Candidates) -> Iterator[Match
             yield from (Match(index, fit) for fit in fits if fit.split == ours.shape)
 
 
-def _read(candidates: Candidates, match: Match) -> np.ndarray:
+def _read(candidates: PortValues, match: Match) -> np.ndarray:
     return match.layout.to_ours(candidates.values[match.index])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from transparity_conformance.identify.fitting.signals.calls import BATCH, frames_of, take_image
-from transparity_conformance.identify.fitting.subject import FitError, Heard, ModuleError, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ModuleError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -22,7 +22,7 @@ FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
 
 
-def first_answer(subject: Subject) -> tuple[dict[str, int], Arrays]:
+def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     """The sizes of the tables that the module's inputs look up, and inputs that it takes: plain tokens, an image, or
     frames of audio beside tokens."""
     if "pixels" in subject.names:
@@ -42,7 +42,7 @@ def first_answer(subject: Subject) -> tuple[dict[str, int], Arrays]:
         raise error
 
 
-def _as_image(subject: Subject) -> tuple[dict[str, int], Arrays]:
+def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     names = subject.names
     subject.take_pixels()
     try:
@@ -52,7 +52,7 @@ def _as_image(subject: Subject) -> tuple[dict[str, int], Arrays]:
         raise
 
 
-def _with_frames(subject: Subject) -> tuple[dict[str, int], Arrays]:
+def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     """Frames of audio, of the sizes that the module takes, and tokens."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
     error: FitError | None = None
@@ -70,7 +70,7 @@ def _with_frames(subject: Subject) -> tuple[dict[str, int], Arrays]:
     raise error
 
 
-def _of_tokens(subject: Subject, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
+def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
     """Tokens of the first lengths that the module takes, beside what is `given`."""
     error: FitError | None = None
     for each in LENGTHS:
@@ -92,7 +92,7 @@ def _of_tokens(subject: Subject, given: Arrays | None = None) -> tuple[dict[str,
     raise error
 
 
-def _tables(subject: Subject, heard: Heard) -> dict[str, int]:
+def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
     """The rows of the tables that the tokens, and their types, look up."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
@@ -119,7 +119,7 @@ def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
     return np.stack(rows)
 
 
-def with_further(subject: Subject, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
+def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
     first = inputs[subject.inputs[0]]
     further: Arrays = {}
     if "attention_mask" in subject.names:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.identify.fitting.subject import Subject
+from transparity_conformance.identify.fitting.subject import FittedModel
 from transparity_conformance.oracle.oracle import Arrays
 
 
-def longest_taken(subject: Subject, inputs: Arrays) -> int:
+def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
     """The most tokens that the module answers, at most those of a configuration that names no length.
 
     Args:
@@ -26,7 +26,7 @@ def longest_taken(subject: Subject, inputs: Arrays) -> int:
     return low
 
 
-def _takes(subject: Subject, inputs: Arrays, length: int) -> bool:
+def _takes(subject: FittedModel, inputs: Arrays, length: int) -> bool:
     """Return whether the module answers inputs of this length."""
     whole = {name: inputs[name] for name in subject.positions}
     rest = {name: value for name, value in inputs.items() if name not in whole}

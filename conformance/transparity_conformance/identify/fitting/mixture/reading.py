@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.subject import ForeignError
 
 
-def read_experts(found: Found, named: Sequence[tuple[str, Experts]], *, beside_others: bool) -> None:
+def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, beside_others: bool) -> None:
     """Add the fields and parameters of experts, if there are any.
 
     Args:

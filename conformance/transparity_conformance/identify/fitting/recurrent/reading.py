@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import FULL, repeating
-from transparity_conformance.identify.fitting.found import Found
+from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
-from transparity_conformance.identify.fitting.subject import FitError, Heard, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.numbers import is_same, settle
 from transparity_numpy.transformer import transformer
 
@@ -20,7 +20,11 @@ LINEAR = "linear_attention"
 
 
 def read_recurrences(
-    found: Found, subject: Subject, heard: Heard, named: Sequence[tuple[str, Recurrence]], mixers: Sequence[object]
+    found: FoundFields,
+    subject: FittedModel,
+    heard: RecordedCall,
+    named: Sequence[tuple[str, Recurrence]],
+    mixers: Sequence[object],
 ) -> None:
     """Add the fields and parameters of recurrences, if there are any.
 
@@ -48,7 +52,7 @@ def read_recurrences(
     _kinds(found, mixers, first["mixer"])
 
 
-def _bounds(found: Found, every: list[Taken]) -> dict[str, Any]:
+def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
     """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
     step = np.concatenate([each.step.ravel() for each in every])
     bounded = np.concatenate([each.bounded.ravel() for each in every])
@@ -69,7 +73,7 @@ def _apart(bound: float, tried: float) -> float:
     return abs(tried / bound - 1)
 
 
-def _kinds(found: Found, mixers: Sequence[object], mixer: str) -> None:
+def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
     """The kinds of layers with and without a recurrence."""
     types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
     if FULL not in types:
@@ -84,7 +88,7 @@ def _kinds(found: Found, mixers: Sequence[object], mixer: str) -> None:
     }
 
 
-def read_masks_of_recurrences(found: Found, subject: Subject, calls: Sequence[Heard]) -> None:
+def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of padding of a model without attention: those with which the reference has the outputs of all
     calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
@@ -94,7 +98,7 @@ def read_masks_of_recurrences(found: Found, subject: Subject, calls: Sequence[He
         {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
     ]
     for fields in (*options, {"padding": "token"}, *pads):
-        tried = Found({**found.fields, **fields}, found.parameters)
+        tried = FoundFields({**found.fields, **fields}, found.parameters)
         given: list[dict[str, Any]] = [dict(call.inputs) for call in calls]
         made = (transformer(tried.config(), tried.parameters, **each) for each in given)
         if all(is_same(each, call.output) for each, call in zip(made, calls, strict=True)):

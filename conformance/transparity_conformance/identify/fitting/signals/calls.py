@@ -8,7 +8,7 @@ import numpy as np
 
 from transparity_conformance.identify.fitting.signals.embedding import image_embedding
 from transparity_conformance.identify.fitting.signals.kernels import frame_shapes, image_shapes
-from transparity_conformance.identify.fitting.subject import FitError, ModuleError, Subject
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ModuleError
 
 BATCH = 3
 
@@ -19,7 +19,7 @@ NO_FRAMES = "The module takes frames of audio, and none of its parameters are tw
 NO_FRAMES += "one behind the other; expected them."
 
 
-def take_image(subject: Subject) -> np.ndarray:
+def take_image(subject: FittedModel) -> np.ndarray:
     """Random images of the first size that the module takes; `subject` knows the positions that they become."""
     error: FitError = FitError(NO_IMAGES)
     for shape in image_shapes(subject.values):
@@ -39,7 +39,7 @@ def take_image(subject: Subject) -> np.ndarray:
     raise error
 
 
-def frames_of(subject: Subject) -> Iterable[np.ndarray]:
+def frames_of(subject: FittedModel) -> Iterable[np.ndarray]:
     """Random spectrograms of the sizes that the module may take, the likeliest first."""
     tables = {name: value.shape for name, value in {**subject.values, **subject.kept()}.items()}
     shapes = list(dict.fromkeys(frame_shapes(subject.values, tables)))
@@ -49,6 +49,6 @@ def frames_of(subject: Subject) -> Iterable[np.ndarray]:
         yield drawn(subject, BATCH, shape)
 
 
-def drawn(subject: Subject, batch: int, shape: tuple[int, ...]) -> np.ndarray:
+def drawn(subject: FittedModel, batch: int, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers that are all different."""
     return subject.random.normal(size=(batch, *shape)).astype(np.float32)

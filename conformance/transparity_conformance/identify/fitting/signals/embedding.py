@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from transparity_conformance.identify.fitting.signals.kernels import TAPS, Kernel, convolutions, patch_kernels
-from transparity_conformance.identify.fitting.subject import ForeignError, Heard
+from transparity_conformance.identify.fitting.subject import ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding, positioned, sums_of
 from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.listening.operation import Operation
@@ -16,7 +16,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.feed_forward import ACTIVATIONS
 
 
-def image_embedding(heard: Heard, values: Arrays) -> Embedding:
+def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
     """What a module makes of images, in front of its first layer."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
@@ -56,7 +56,7 @@ def _with_class_token(
     return None
 
 
-def frame_embedding(heard: Heard, values: Arrays) -> Embedding:
+def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
     """What a module makes of frames of audio, in front of the encoder's first layer."""
     frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
     kernels = list(convolutions(values))

@@ -70,12 +70,13 @@ class Sources:
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
         own = "" if any(package == "" for package, _, _ in packages) else packages[-1][0] if packages else ""
-        found = Lines(self._of(code, at) for package, code, at in packages if package == own)
+        found = Lines(self.at(code, at) for package, code, at in packages if package == own)
         called = list(itertools.takewhile(lambda place: place[0] != own, packages))
-        found.inside = tuple(self._of(code, at) for package, code, at in called if package == called[-1][0])
+        found.inside = tuple(self.at(code, at) for package, code, at in called if package == called[-1][0])
         return found
 
-    def _of(self, code: CodeType, at: int) -> Source:
+    def at(self, code: CodeType, at: int) -> Source:
+        """Return the line of a place in code."""
         found = self._found.get((id(code), at))
         if found is None:
             # that of the expression, not of its statement
@@ -118,7 +119,15 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
     if body:
         last = max(body[0].lineno - 1, statement.lineno)
         return safe(" ".join(part.strip() for part in lines[statement.lineno - 1 : last]))
-    return safe(ast.get_source_segment("".join(lines), statement) or lines[line - 1].strip())
+    return safe(_text(lines, statement) or lines[line - 1].strip())
+
+
+def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
+    """The text of a statement; `ast.get_source_segment` splits the whole file every time."""
+    text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
+    text[-1] = text[-1][: node.end_col_offset]
+    text[0] = text[0][node.col_offset :]
+    return b"".join(text).decode(errors="replace")
 
 
 @functools.lru_cache(maxsize=64)

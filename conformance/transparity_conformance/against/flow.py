@@ -1,0 +1,69 @@
+"""The flow of data through a program: what depends on the input, and through which values all of it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from transparity_conformance.listening.program import Program, Step, Values
+
+START = -1
+"""The input, through which everything passes."""
+
+
+class DataFlow:
+    """The values of a program that depend on its main input, each with the last one that it was made from alone.
+
+    Everything else, such as masks, tables of positions and parameters, is the same whatever the input says.
+    """
+
+    def __init__(self, program: Program, main: Collection[str]) -> None:
+        self.program = program
+        self.rounded: dict[str, list[np.ndarray]] = {}
+        """Values of the port that a shorter dtype can hold, by its name."""
+        self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
+        """The last value through which all of the input passes on its way to a value (its immediate dominator)."""
+        self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
+        for step in program.steps:
+            given = [index for index in step.inputs if index in self._depth]
+            if given:
+                passed = self._common(given)
+                for index in step.outputs:
+                    self.passes[index] = passed
+                    self._depth[index] = self._depth[passed] + 1
+
+    def _common(self, given: list[int]) -> int:
+        """The last value through which all of these pass."""
+        first, *others = given
+        for other in others:
+            while first != other:
+                if self._depth[first] >= self._depth[other]:
+                    first = self.passes[first]
+                else:
+                    other = self.passes[other]
+        return first
+
+    def behind(self, value: int) -> Iterator[int]:
+        """Yield the values through which all of the input passes on its way to a value, the last first."""
+        value = self.passes.get(value, START)
+        while value != START:
+            yield value
+            value = self.passes[value]
+
+    def between(self, start: int, end: int) -> list[Step]:
+        """Return the steps that make a value from another."""
+        program, wanted, steps = self.program, {end}, []
+        first = program.maker.get(start, -1)
+        for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
+            if not wanted.isdisjoint(step.outputs):
+                steps.append(step)
+                wanted.update(index for index in step.inputs if index in self._depth and index != start)
+        return steps[::-1]
+
+    def through(self, start: int, end: int, value: object, values: Values) -> object:
+        """Run the steps that make `end` from `start` on another value."""
+        now = {**values, start: value}
+        for step in self.between(start, end):
+            step.run(now, None)
+        return now[end]

@@ -1,0 +1,124 @@
+"""The implementation that a port is compared with: a PyTorch module, its exact answers, and what rounding explains."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.against.values import moved
+from transparity_conformance.listening.program import (
+    Program,
+    decomposed,
+    exact_mode,
+    float64_defaults,
+    record_program,
+)
+from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
+from transparity_conformance.running.inputs import answer_in
+
+Inputs = Mapping[str, np.ndarray]
+
+ASIDE = ("mask", "position", "type")
+"""Parts of the names of inputs that say nothing by themselves."""
+
+
+class Reference:
+    """A module in float32, which takes `inputs` by the names of its arguments."""
+
+    def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
+        self.name, self.model, self.dtype = name, model.eval(), dtype
+
+    @functools.cached_property
+    def exact(self) -> Any:
+        """The same module in float64."""
+        return copy.deepcopy(self.model).double()
+
+    @functools.cached_property
+    def _neighbours(self) -> list[tuple[Any, Any]]:
+        """Modules with weights moved by a rounding: in float64, and in the precision."""
+        import torch
+
+        pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
+        for _ in range(NEIGHBOURS):
+            point = copy.deepcopy(self.exact)
+            with torch.no_grad():
+                for weight in point.parameters():
+                    weight.copy_(moved(weight, ulp, generator, is_learned=True))
+                rounded = copy.deepcopy(point)
+                for buffer in rounded.buffers():
+                    buffer.copy_(moved(buffer, ulp, generator, is_learned=False))
+            pairs.append((point, rounded.to(getattr(torch, self.dtype))))
+        return pairs
+
+    def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
+        """Return the answer in float64, and the largest difference that rounding explains."""
+        rule, noise, model = RULES[self.dtype], 0.0, self.exact
+        with exactly():
+            answer = self._called(model, inputs)
+        for point, rounded in self._neighbours:
+            with exactly():
+                exact = self._called(point, inputs)
+            noise = max(noise, float(np.abs(exact - self._called(rounded, inputs)).max()))
+        return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(answer).max()))
+
+    def _called(self, model: Any, inputs: Inputs) -> np.ndarray:
+        import torch
+
+        with torch.no_grad():
+            answer = answer_in(model(**self.given(model, inputs)))
+        return np.asarray(answer.detach().double().numpy())
+
+    def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
+        """Return the arguments of a call."""
+        import torch
+
+        dtype = next((each.dtype for each in model.parameters()), torch.get_default_dtype())
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
+        given: dict[str, Any] = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()
+        }
+        return given | self._settings
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """Without a cache, the steps of a program are those of the formula."""
+        takes = inspect.signature(self.model.forward).parameters
+        return {"use_cache": False} if "use_cache" in takes else {}
+
+    def program(self, inputs: Inputs) -> Program:
+        """Record a call in float64."""
+        return record_program(self.exact, self.given(self.exact, inputs), answer_in)
+
+    def main(self, inputs: Inputs) -> set[str]:
+        """Return the names of the inputs that carry the content."""
+        return {name for name in inputs if not any(part in name for part in ASIDE)}
+
+    @functools.cached_property
+    def numbers(self) -> list[float]:
+        """Numbers of the configuration, if the module has one."""
+        return sorted(set(_numbers_in(getattr(self.model, "config", None))))
+
+
+@contextlib.contextmanager
+def exactly() -> Iterator[None]:
+    """Within the context, everything is computed in float64, in the parts that a program has."""
+    with float64_defaults(), decomposed(), exact_mode():
+        yield
+
+
+def _numbers_in(config: Any) -> Iterator[float]:
+    if isinstance(config, bool):
+        return
+    if isinstance(config, int | float):
+        yield float(config)
+    elif isinstance(config, dict):
+        for value in config.values():
+            yield from _numbers_in(value)
+    elif hasattr(config, "to_dict"):
+        yield from _numbers_in(config.to_dict())

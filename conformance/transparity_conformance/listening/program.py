@@ -1,0 +1,452 @@
+"""A PyTorch call as a program: a straight line of steps that can be run again with other steps or numbers.
+
+The call is recorded in float64: casts between floats are followed as float64, so that the values are exact. Every tensor
+is a value with an index of its own, and so is every version of a tensor that a step writes into, so that no step of a
+second run changes what an earlier one made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.source import FRAMEWORKS, Sources, home, run
+
+_SOURCES = Sources()
+
+Values = dict[int, Any]
+"""Tensors by the index of their value."""
+
+Change = Callable[[Values], Any]
+"""What a step makes instead, from the values before it."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor among the arguments of a step."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation of a program."""
+
+    number: int
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """The values that it makes, in order; the written version of each alias for an operation in place."""
+    aliases: tuple[int, ...]
+    """The values that share the memory that it writes into, in the order of `outputs`; empty if it writes nothing."""
+    written: int
+    """The value that it writes into; -1 if there is none."""
+    site: Hashable
+    """The place in the code: equal for two layers, and for two calls."""
+    places: tuple[tuple[CodeType, int], ...]
+    """The places in code that ran it, frameworks aside, the innermost first."""
+    module: str
+    """The path of the module whose `forward` ran it."""
+
+    @property
+    def name(self) -> str:
+        return str(self.func)
+
+    @property
+    def line(self) -> Hashable:
+        """The innermost line with its operation: equal for all calls of one function."""
+        return (self.places[:1], *self.site[1:])  # type: ignore[index]
+
+    @property
+    def stack(self) -> tuple[Source, ...]:
+        """The lines that ran it."""
+        return tuple(_SOURCES.at(*place) for place in self.places)
+
+    @property
+    def output(self) -> int:
+        """The value that it makes, or writes; -1 if it makes none."""
+        if self.aliases:
+            return self.outputs[self.aliases.index(self.written)]
+        return self.outputs[0] if self.outputs else -1
+
+    def run(self, values: Values, precision: Any) -> None:
+        """Add what it makes to the values."""
+        args, kwargs = filled(self.args, values), filled(self.kwargs, values)
+        if self.aliases:
+            self._write(values, args, kwargs, precision)
+            return
+        self.put(values, executed(self.func, args, kwargs, precision))
+
+    def put(self, values: Values, result: Any) -> None:
+        """Store a result."""
+        for index, tensor in zip(self.outputs, _tensors(result), strict=True):
+            values[index] = tensor
+
+    def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
+        """Run an operation in place on a copy of the memory."""
+        old = values[self.written]
+        flat = old.new_empty(0).set_(old.untyped_storage()).clone()
+        for alias, index in zip(self.aliases, self.outputs, strict=True):
+            view = values[alias]
+            values[index] = flat.as_strided(view.shape, view.stride(), view.storage_offset())
+        new = values[self.output]
+        replace = lambda item: new if item is old else item  # noqa: E731 - two lines would hide the two calls
+        executed(self.func, _mapped(args, replace), _mapped(kwargs, replace), precision)
+
+
+@dataclass(eq=False)
+class Program:
+    """The steps of a call, with the values of the call."""
+
+    steps: list[Step] = field(default_factory=list)
+    given: Values = field(default_factory=dict)
+    """What no step made: parameters, buffers, inputs and constants."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The names of parameters, buffers and inputs among those."""
+    parameters: frozenset[int] = frozenset()
+    values: Values = field(default_factory=dict)
+    """Every value in float64."""
+    answer: int = -1
+    """The index of the value that the call returned."""
+
+    def __post_init__(self) -> None:
+        self.maker: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {}
+        self.places: dict[Hashable, list[int]] = {}
+        self.lines: dict[Hashable, list[int]] = {}
+
+    def add(self, step: Step) -> None:
+        """Append a step."""
+        self.steps.append(step)
+        self.maker |= dict.fromkeys(step.outputs, step.number)
+        for index in step.inputs:
+            self.readers.setdefault(index, []).append(step.number)
+        self.places.setdefault(step.site, []).append(step.number)
+        self.lines.setdefault(step.line, []).append(step.number)
+
+    def run(
+        self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
+    ) -> Values:
+        """Run all steps; return their values.
+
+        Args:
+            changes: what steps make instead, by their numbers.
+            given: other tensors for some of those that no step made.
+            precision: the dtype to compute in; None: float64.
+        """
+        values = {**(_in(self.given, precision) if precision is not None else self.given), **(given or {})}
+        for step in self.steps:
+            self._run_one(step, values, changes or {}, precision)
+        return values
+
+    def after(
+        self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
+    ) -> Iterator[tuple[Step, Values]]:
+        """Run again what depends on a step that makes something else, in order; yield each step and the values so far.
+
+        Args:
+            number, made: the step, and what it makes instead.
+            values: those of an earlier run, which stay as they are.
+            changes: the changes of that run.
+        """
+        first = self.steps[number]
+        now, changed = {**values, first.output: made}, set(first.outputs)
+        yield first, now
+        for step in self.steps[number + 1 :]:
+            if not changed.isdisjoint(step.inputs):
+                self._run_one(step, now, changes, None)
+                changed.update(step.outputs)
+                yield step, now
+
+    def _run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
+        if step.number not in changes:
+            step.run(values, precision)
+            return
+        made = changes[step.number](values)
+        if isinstance(made, tuple | list):
+            step.put(values, made)
+        elif len(step.outputs) == 1 and not step.aliases:
+            values[step.outputs[0]] = made
+        else:
+            step.run(values, precision)
+            values[step.output] = values[step.output].copy_(made) if step.aliases else made
+
+
+def record_program(
+    model: Any,
+    inputs: Mapping[str, Any],
+    answer_of: Callable[[Any], Any],
+    call: Callable[..., Any] | None = None,
+) -> Program:
+    """Record a call of a PyTorch module, whose tensors and whose `inputs` are in float64.
+
+    Args:
+        model: the module, whose parameters and modules give the names.
+        inputs: tensors by the names of the arguments.
+        answer_of: takes what the call returned; returns the tensor to compare.
+        call: what is called; None: the module.
+    """
+    import torch
+
+    program = Program()
+    recorder = _recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
+    parameters = {id(each) for each in model.parameters()} if isinstance(model, torch.nn.Module) else set()
+    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), recorder:
+        returned = run(lambda: (call or model)(**inputs))
+        program.answer = recorder.index_of(answer_of(returned))
+    program.parameters = frozenset(index for index in program.given if id(program.given[index]) in parameters)
+    program.values |= program.given
+    return program
+
+
+@contextlib.contextmanager
+def float64_defaults() -> Iterator[None]:
+    """Within the context, PyTorch makes float64 where no dtype is named."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def decomposed() -> Iterator[None]:
+    """Within the context, fused attention and fused layers run in their parts."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def modules_noted(recorder: Any) -> Iterator[None]:
+    """Within the context, the recorder has the modules whose `forward` runs."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
+    leave = register_module_forward_hook(lambda *_: recorder.modules.pop() and None, always_call=True)
+    try:
+        yield
+    finally:
+        enter.remove()
+        leave.remove()
+
+
+def exact_mode() -> Any:
+    """Return a context in which casts between floats are followed as float64."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Exact(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs or {}), _exact), None)
+
+    return Exact()
+
+
+def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
+    """Run an operation in float64 throughout for a precision of None; else in that, and as it says itself."""
+    if precision is not None or any(type(item).__name__ == "dtype" for item in (*args, *kwargs.values())):
+        args, kwargs = _converted(args, kwargs, precision)
+    if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
+        args = (args[0].double() if precision is None else args[0].float(), args[1], False)
+    return func(*args, **kwargs)
+
+
+def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
+    """The arguments with the dtypes and the numbers of a precision."""
+    import torch
+
+    is_exact = precision is None
+    target = torch.float64 if is_exact else precision
+    others = {torch.float32, torch.float16, torch.bfloat16} if is_exact else {torch.float64}
+    lowest = torch.finfo(target).min
+
+    def converted(item: Any) -> Any:
+        if isinstance(item, torch.dtype):
+            if item in (torch.complex64, torch.complex128):
+                return torch.complex128 if is_exact else torch.complex64
+            return target if item in others else item
+        if isinstance(item, float) and math.isfinite(item):  # a mask may be the lowest number of float64
+            return min(max(item, lowest), -lowest)
+        return item
+
+    return _mapped(tuple(args), converted), _mapped(dict(kwargs), converted)
+
+
+def _recorder(program: Program, names: Mapping[int, str], modules: Mapping[int, str], files: Collection[str]) -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        """Adds each operation to the program."""
+
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.indices: dict[int, int] = {}
+            self.kept: list[Any] = []
+            self.sharing: dict[int, list[Any]] = {}
+            self.modules: list[Any] = []
+            self.last: tuple[Hashable, dict[Any, int]] = ((), {})
+            self.count = 0
+
+        def index_of(self, tensor: Any) -> int:
+            """Return the index of a tensor, which is given if no step made it."""
+            if id(tensor) not in self.indices:
+                index = self._new(tensor)
+                program.given[index] = _exact(tensor.detach())
+                if id(tensor) in names:
+                    program.names[index] = names[id(tensor)]
+            return self.indices[id(tensor)]
+
+        def _new(self, tensor: Any) -> int:
+            self.indices[id(tensor)] = self.count
+            self.kept.append(tensor)
+            self.sharing.setdefault(_memory(tensor), []).append(tensor)
+            self.count += 1
+            return self.count - 1
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            inputs = tuple(dict.fromkeys(self.index_of(each) for each in _tensors((args, kwargs))))
+            refs = _mapped((tuple(args), dict(kwargs)), self._ref)
+            result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
+            written = _written(func, args, kwargs)
+            number = len(program.steps)
+            if written is None:
+                aliases, outputs = (), tuple(self._made(each) for each in _tensors(result))
+                at = -1
+            else:
+                at = self.indices[id(written)]
+                tensors = self.sharing[_memory(written)]
+                aliases = tuple(self.indices[id(each)] for each in tensors)
+                outputs = tuple(range(self.count, self.count + len(tensors)))
+                self.indices |= {id(each): index for each, index in zip(tensors, outputs, strict=True)}
+                self.count += len(outputs)
+                for each, index in zip(tensors, outputs, strict=True):
+                    program.values[index] = each.detach().clone()
+            site, lines = self._place(func)
+            module = modules.get(id(self.modules[-1]), "") if self.modules else ""
+            program.add(Step(number, func, *refs, inputs, outputs, aliases, at, site, lines, module))
+            return result
+
+        def _ref(self, item: Any) -> Any:
+            import torch
+
+            return Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
+
+        def _made(self, tensor: Any) -> int:
+            index = self._new(tensor)
+            program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
+            return index
+
+        def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
+            """The site of the operation, and the places of its lines; two in one expression differ by their order."""
+            places = []
+            frame = sys._getframe(2)
+            while frame is not None and frame.f_code is not run.__code__:
+                places.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back  # type: ignore[assignment]
+            key = tuple(places)
+            if self.last[0] != key:
+                self.last = (key, {})
+            order = self.last[1].get(func, 0)
+            self.last[1][func] = order + 1
+            lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
+            own = [place for place in lines if place[0].co_filename in files]
+            return (key, str(func), order), tuple(own or lines)
+
+    return Recorder()
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The tensor that an operation writes into; None if it writes nothing."""
+    if not func._schema.is_mutable:
+        return None
+    declared = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
+    return next(
+        (given[each.name] for each in declared if each.alias_info and each.alias_info.is_write and each.name in given),
+        None,
+    )
+
+
+def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:
+    named = {id(value): name for name, value in inputs.items()}
+    for kind in ("named_buffers", "named_parameters"):
+        named |= {id(tensor): name for name, tensor in getattr(model, kind, lambda: ())()}
+    return named
+
+
+def _module_names(model: Any) -> dict[int, str]:
+    return {id(module): name for name, module in getattr(model, "named_modules", lambda: ())()}
+
+
+def _exact(item: Any) -> Any:
+    """A tensor in float64 for one of floats."""
+    import torch
+
+    return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
+
+
+def _files_of(model: Any) -> set[str]:
+    """The files of the classes of modules with parameters; the lines of others are their callers'."""
+    modules = getattr(model, "modules", lambda: ())()
+    kinds = {type(module) for module in modules if next(module.parameters(), None) is not None}
+    return {sys.modules[kind.__module__].__file__ or "" for kind in kinds if kind.__module__ in sys.modules}
+
+
+def _memory(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _in(given: Values, precision: Any) -> Values:
+    """The tensors in another precision; whole numbers stay."""
+    return {index: tensor.to(precision) if tensor.is_floating_point() else tensor for index, tensor in given.items()}
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nested value with each item changed."""
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(item, change) for item in value])
+    return change(value)
+
+
+def filled(value: Any, values: Values) -> Any:
+    """Return the arguments of a step with tensors for their references."""
+    kind = type(value)
+    if kind is Ref:
+        return values[value.index]
+    if kind is list or kind is tuple:
+        return kind([filled(item, values) for item in value])
+    return {key: filled(item, values) for key, item in value.items()} if kind is dict else value

@@ -28,7 +28,7 @@ class Recorded:
     answer: np.ndarray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prints", {i: fingerprint(each.value) for i, each in enumerate(self.operations)})
+        object.__setattr__(self, "prints", self._prints())
         object.__setattr__(self, "relevant", self._before_answer())
         object.__setattr__(self, "readers", _readers(self.operations))
 
@@ -36,6 +36,17 @@ class Recorded:
     relevant: frozenset[int] = field(init=False, repr=False)
     """Operations that the answer is computed from."""
     readers: Mapping[int, Sequence[int]] = field(init=False, repr=False)
+
+    def _prints(self) -> dict[int, np.ndarray | None]:
+        """Whole numbers that are computed from others, such as chosen experts, may be equal by chance: they tell
+        nothing."""
+        found, has_fraction = dict[int, np.ndarray | None](), set[int]()
+        for index, each in enumerate(self.operations):
+            is_whole = np.array_equal(each.value, np.round(each.value))
+            if not is_whole or not has_fraction.isdisjoint(each.inputs):
+                has_fraction.add(index)
+            found[index] = None if is_whole and index in has_fraction else fingerprint(each.value)
+        return found
 
     def _before_answer(self) -> frozenset[int]:
         wanted = [i for i, each in enumerate(self.operations) if each.value.size == self.answer.size]
@@ -170,7 +181,10 @@ class Comparer:
         makers = {
             number: {program.maker.get(index, -1) for index in program.steps[number].inputs} for number in missing
         }
-        return port, [number for number in sorted(missing) if missing.isdisjoint(makers[number])]
+        by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
+        first = [number for number in sorted(by_input) if by_input.isdisjoint(makers[number])]
+        shared = set(self._counterparts(now, port))
+        return port, [number for number in first if shared & makers[number]] or first
 
     def _missing(self, now: Comparison) -> set[int]:
         """The reference's steps that lead to nothing that is matched."""
@@ -191,7 +205,8 @@ class Comparer:
             port, steps = self.fronts(now)
             if not port and not steps:
                 break
-            step = self._edited(now, port, steps)
+            is_known = any(self._is_unexplained(number, found) for number in steps)
+            step = None if is_known else self._edited(now, port, steps)
             step = step or self._continued(now, port, steps)
             if step is None:
                 break
@@ -199,10 +214,18 @@ class Comparer:
             found.append(departure)
         return (self._fewest(found), now) if now.agrees else (found, now)
 
+    def _is_unexplained(self, number: int, found: Sequence[Departure]) -> bool:
+        """Return whether a line was found before, in another layer, and nothing explained it."""
+        line = self.program.steps[number].places[:1]
+        return any(each.edit is None and each.step.places[:1] == line for each in found)
+
     def _fewest(self, found: list[Departure]) -> list[Departure]:
-        """Leave out departures without which the answer is the port's, too, if another one has another edit."""
+        """Leave out edits without which the answer is the port's, too, or is with another edit of another departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
+            without = self.compared_or_none(self.changes_of(rest)) if rest else None
+            if without is not None and without.agrees and not without.lost:
+                return self._fewest(rest)
             for other in rest:
                 for edit in [other.edit, *other.others]:
                     if edit is None:
@@ -260,7 +283,8 @@ class Comparer:
                             key = (not tried.agrees, len(tried.lost), edit.rank, -len(numbers))
                             best.append((key, edit, self.program.steps[number], numbers, tried))
                 further += bool(best)
-                if best and (min(each[0] for each in best)[2] < RANK_OF_FITTED or further > LAG):
+                differs, _, rank, *_ = min((each[0] for each in best), default=(True, 0, RANK_OF_FITTED))
+                if further > LAG or (not differs and rank < RANK_OF_FITTED):
                     break
         if not best:
             return None
@@ -345,10 +369,11 @@ class Comparer:
         try:
             change = edit.make(self.program, self.flow, step)
             result = None if change is None else change(values)
-            if result is None or isinstance(result, tuple | list):
+            if result is None:
                 return False
-            key = result.contiguous().numpy().tobytes()
-            if key in made or result.equal(values[step.output]):
+            first = result[0] if isinstance(result, tuple | list) else result
+            key = first.contiguous().numpy().tobytes()
+            if key in made or first.equal(values[step.output]):
                 return False
             made.add(key)
             for after, values in self.program.after(step.number, result, now.values, now.changes):

@@ -16,6 +16,7 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.oracle.budgets import RULES, epsilon
 
 VIEWS = frozenset(
     ["view", "_unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
@@ -127,6 +128,7 @@ SIZES = frozenset(["view", "_unsafe_view", "expand", "reshape", "as_strided", "n
 def numbers(program: Program, flow: DataFlow, step: Step, context: Context) -> Iterator[Edit]:
     """Yield edits that use another number."""
     if short(step) in SIZES:
+        yield from _other_sizes(step)
         return
     for path, old in _arguments(step):
         if isinstance(old, bool):
@@ -137,6 +139,26 @@ def numbers(program: Program, flow: DataFlow, step: Step, context: Context) -> I
             others = [*_related(old, program, step), *KNOWN_NUMBERS, *context.numbers]
         for value in dict.fromkeys(each for each in others if each != old):
             yield number_edit(step, path, type(old)(value) if isinstance(old, float) else value, old)
+
+
+def _other_sizes(step: Step) -> Iterator[Edit]:
+    """Two neighbouring sizes exchanged."""
+    for place, sizes in enumerate(step.args):
+        if not isinstance(sizes, list | tuple) or not all(isinstance(size, int) for size in sizes):
+            continue
+        for at in range(len(sizes) - 1):
+            other = [*sizes[:at], sizes[at + 1], sizes[at], *sizes[at + 2 :]]
+            if other != list(sizes):
+                says = f"has the shape {tuple(other)} for {tuple(sizes)} in `{_line(step)}`"
+                yield Edit("shape", says, lambda program, flow, at, p=place, o=other: _reshaped(at, p, o), rank=2)
+
+
+def _reshaped(step: Step, place: int, sizes: Sequence[int]) -> Change | None:
+    theirs = step.args[place]
+    if sorted(theirs) != sorted(sizes):
+        return None
+    args = tuple(list(sizes) if index == place else item for index, item in enumerate(step.args))
+    return lambda values: executed(step.func, filled(args, values), step.kwargs, None)
 
 
 def _related(old: float, program: Program, step: Step) -> Iterator[float]:
@@ -333,10 +355,47 @@ def segments(program: Program, flow: DataFlow, step: Step, context: Context) -> 
                         2,
                         (count,),
                     )
-        for first in range(1, SEGMENTS + 1):
+        for first in range(SEGMENTS, 0, -1):
             yield Edit(
                 "exchanged", _exchange_in_words(flow, step, count, first), _exchanged(count, first), 2, (count, first)
             )
+
+
+def steps_exchanged(program: Program, flow: DataFlow, step: Step, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply a step with several operands before the segment that makes one of them."""
+    if short(step) in VIEWS or len([index for index in step.inputs if index in flow.passes]) < 2:
+        return
+    for place, item in enumerate(step.args):
+        if not isinstance(item, Ref) or item.index not in flow.passes or item.index not in program.maker:
+            continue
+        makes = program.steps[program.maker[item.index]]
+        for count in range(SEGMENTS, 0, -1):
+            start = _behind(flow, item.index, count)
+            if start is not None:
+                earlier = _segment_in_words(flow, start, makes)
+                says = f"computes `{short(step)}` of `{_line(step)}` before {earlier}; theirs is the other way round"
+                yield Edit("exchanged", says, _step_before(place, count), 2)
+
+
+def _step_before(place: int, count: int) -> Any:
+    """The step on the start of the segment that makes an operand, then that segment."""
+
+    def make(program: Program, flow: DataFlow, at: Step) -> Change | None:
+        middle = at.args[place].index
+        start = _behind(flow, middle, count)
+        if start is None:
+            return None
+
+        def change(values: Values) -> Any:
+            args = filled(at.args, values)
+            args = (*args[:place], _like(values[start], values[middle]), *args[place + 1 :])
+            once = executed(at.func, args, at.kwargs, None)
+            made = flow.through(start, middle, _like(once, values[start]), values)
+            return _of_shape(_like(made, program.values[at.output]), values, at, program)
+
+        return change
+
+    return make
 
 
 def _parameters(program: Program, step: Step) -> list[str]:
@@ -433,6 +492,10 @@ def operands(program: Program, flow: DataFlow, step: Step, context: Context) -> 
             source = program.steps[number]
             says = f"gives `{short(step)}` {_result(source)}, where theirs gives it {_origin(program, item.index)}"
             yield Edit("operand", says, _operand(at, source, place), rank=3)
+    for at, item in enumerate(step.args):
+        if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
+            says = f"has the parts in the other order in `{_line(step)}`"
+            yield Edit("operands", says, lambda program, flow, at, p=at: _with_list(at, p), rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"exchanges the two operands of `{short(step)}` in `{_line(step)}`"
         yield Edit("operands", says, lambda program, flow, at: _reordered(at), rank=1)
@@ -449,6 +512,11 @@ def _origin(program: Program, index: int) -> str:
     if index in program.names:
         return program.names[index]
     return _result(program.steps[program.maker[index]]) if index in program.maker else "a constant"
+
+
+def _with_list(step: Step, place: int) -> Change:
+    args = tuple(item[::-1] if index == place else item for index, item in enumerate(step.args))
+    return lambda values: executed(step.func, filled(args, values), step.kwargs, None)
 
 
 def _reordered(step: Step) -> Change:
@@ -572,6 +640,96 @@ def _rolled(axis: int, by: int) -> Callable[[Any], Any]:
     return lambda x: x.roll(by, axis)
 
 
+# parameters ---------------------------------------------------------------------------------------------------------
+
+
+def parameters(program: Program, flow: DataFlow, step: Step, context: Context) -> Iterator[Edit]:
+    """Yield edits that use the parameters of a module beside, or those of a norm in another way."""
+    own = {place: _given_behind(program, item) for place, item in enumerate(step.args)}
+    own = {place: index for place, index in own.items() if index in program.parameters}
+    if not own or short(step) in VIEWS:
+        return
+    module = program.names[next(iter(own.values()))].rpartition(".")[0]
+    for other in _modules_beside(program, module):
+        says = f"uses the parameters of {other} for those of {module} in `{_line(step)}`"
+        names = module.rpartition(".")[2], other.rpartition(".")[2]
+        yield Edit("parameter", says, _of_module(sorted(own), *names), rank=2)
+    if short(step) == "native_layer_norm":
+        for says, change in NORMS.items():
+            yield Edit("normalization", f"{says} in `{_line(step)}`", _norm(change), rank=1)
+            what = f"{says}, and PyTorch's default epsilon, in `{_line(step)}`"
+            yield Edit("normalization", what, _norm(lambda x, w, b, _, c=change: (*c(x, w, b, 0)[:3], 1e-5)), rank=1)
+
+
+def _given_behind(program: Program, item: Any) -> int:
+    """The given value that an argument is, or is a view of; -1 if it is none."""
+    if not isinstance(item, Ref):
+        return -1
+    index = item.index
+    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
+        index = made.inputs[0]
+    return index if index in program.given else -1
+
+
+def _modules_beside(program: Program, module: str) -> list[str]:
+    """The modules of the same parent that have parameters of the same names and shapes."""
+    shapes: dict[str, dict[str, Any]] = {}
+    for index in program.parameters:
+        owner, _, name = program.names.get(index, "").rpartition(".")
+        shapes.setdefault(owner, {})[name] = program.values[index].shape
+    parent = module.rpartition(".")[0]
+    return [
+        owner
+        for owner, names in shapes.items()
+        if owner != module and owner.rpartition(".")[0] == parent and names == shapes[module]
+    ]
+
+
+def _of_module(places: Sequence[int], old: str, new: str) -> Any:
+    def make(program: Program, flow: DataFlow, at: Step) -> Change | None:
+        by_name = {name: index for index, name in program.names.items()}
+        others: dict[int, int] = {}
+        for place in places:
+            parent, _, leaf = program.names[_given_behind(program, at.args[place])].rpartition(".")
+            before, _, module = parent.rpartition(".")
+            name = f"{before}.{new}.{leaf}" if before else f"{new}.{leaf}"
+            if module != old or name not in by_name:
+                return None
+            others[place] = by_name[name]
+
+        def changed(values: Values) -> Any:
+            args = list(filled(at.args, values))
+            for place, index in others.items():
+                shape = args[place].shape
+                args[place] = values[index] if values[index].shape == shape else values[index].mT
+            return executed(at.func, args, at.kwargs, None)
+
+        return changed
+
+    return make
+
+
+NORMS: dict[str, Callable[[Any, Any, Any, float], Any]] = {
+    "uses no weight and no bias": lambda x, weight, bias, eps: (x, None, None, eps),
+    "uses no bias": lambda x, weight, bias, eps: (x, weight, None, eps),
+    "uses no weight": lambda x, weight, bias, eps: (x, None, bias, eps),
+    "adds 1 to the weight": lambda x, weight, bias, eps: (x, weight + 1, bias, eps),
+}
+"""What a layer norm may be given instead of its own input, weight, bias and epsilon."""
+
+
+def _norm(change: Callable[[Any, Any, Any, float], Any]) -> Any:
+    def make(program: Program, flow: DataFlow, at: Step) -> Change:
+        def changed(values: Values) -> Any:
+            x, shape, weight, bias, eps = filled(at.args, values)
+            x, weight, bias, eps = change(x, weight, bias, eps)
+            return executed(at.func, (x, shape, weight, bias, eps), at.kwargs, None)
+
+        return changed
+
+    return make
+
+
 # masks, rounding ----------------------------------------------------------------------------------------------------
 
 
@@ -682,7 +840,10 @@ def _rounded(dtype: str) -> Any:
             exact = now[at.output]
             for rounded in flow.rounded[dtype]:
                 theirs = _like(torch.from_numpy(rounded), exact)
-                if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= ROUNDED[dtype] * exact.abs()).all()):
+                allowed = ROUNDED[dtype] * exact.abs() + RULES["float32"].budget(
+                    0, epsilon("float32"), exact.abs().max()
+                )
+                if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= allowed).all()):
                     return theirs
             raise ValueError("the port rounds nothing like it")
 
@@ -725,6 +886,6 @@ def _scaled_in_words(a: float, b: float, size: float, program: Program, step: St
     return " and ".join(filter(None, [times, plus])) or f"changes {where}"
 
 
-SIMPLE = (numbers, functions, segments, masks)
+SIMPLE = (numbers, functions, segments, steps_exchanged, parameters, masks)
 FITTED = (orders, operands, scales, roundings)
 """Edits of which there are many at each step, or whose numbers are taken from the port; they are tried later."""

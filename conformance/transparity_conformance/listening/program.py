@@ -158,7 +158,11 @@ class Program:
             changes: the changes of that run.
         """
         first = self.steps[number]
-        now, changed = {**values, first.output: made}, set(first.outputs)
+        now, changed = dict(values), set(first.outputs)
+        if isinstance(made, tuple | list):
+            first.put(now, made)
+        else:
+            now[first.output] = made
         yield first, now
         for step in self.steps[number + 1 :]:
             if not changed.isdisjoint(step.inputs):
@@ -198,11 +202,11 @@ def record_program(
 
     program = Program()
     recorder = _recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
-    parameters = {id(each) for each in model.parameters()} if isinstance(model, torch.nn.Module) else set()
     with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), recorder:
         returned = run(lambda: (call or model)(**inputs))
         program.answer = recorder.index_of(answer_of(returned))
-    program.parameters = frozenset(index for index in program.given if id(program.given[index]) in parameters)
+    learned = {name for name, _ in getattr(model, "named_parameters", lambda: ())()}
+    program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
     program.values |= program.given
     return program
 

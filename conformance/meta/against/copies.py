@@ -113,6 +113,8 @@ def _shrink(config: Any) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, transformers.PretrainedConfig):
             _shrink(value)
+        if value == 1.0 and re.search("multiplier|scaling$", key):
+            setattr(config, key, 0.75)
         if isinstance(value, int) and not isinstance(value, bool):
             small = next((size for pattern, size in SIZES if re.fullmatch(pattern, key)), None)
             if small is not None and value > small:
@@ -234,12 +236,8 @@ def outputs(model: Any, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[str, 
     found = {}
     with torch.no_grad():
         for name, call in calls.items():
-            keywords = {} if "pixel_values" in call or "input_values" in call else {"use_cache": False}
-            answer = (
-                model(**call, **keywords)
-                if "use_cache" in inspect.signature(model.forward).parameters
-                else model(**call)
-            )
+            caches = "use_cache" in inspect.signature(model.forward).parameters
+            answer = model(**call, **({"use_cache": False} if caches else {}))
             first = answer.logits if "logits" in answer else answer[0]
             mask = call.get("attention_mask")
             kept = mask is not None and first.shape[:2] == mask.shape

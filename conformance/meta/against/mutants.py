@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor
@@ -30,16 +31,18 @@ from meta.against.copies import (
     outputs,
     standalone,
 )
-from meta.against.equivalents import EQUIVALENTS
-from meta.against.rewrites import MISTAKES, Key, Observed, Rewrite, Site, Value, described, key_of
+from meta.against.observing import Key, Observed, Site, Value, described, key_of
+from meta.against.rewrites import equivalents, mistakes
 
 WRONG = 1e-4
 """Smallest difference of a mistake, relative to the largest logit."""
 RIGHT = 1e-5
 """Largest difference of a right twin, relative to the largest logit."""
 CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-ATTEMPTS = 10
-"""Rewrites that are tried, at most, for each that is asked for."""
+
+
+TOGETHER = 12
+"""Lines that the twin with many rewrites changes, at most."""
 
 
 @dataclass(frozen=True)
@@ -106,94 +109,111 @@ def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]])
 
 def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
     """Return up to `n` ports with one mistake that shows, spread over kinds and lines."""
-
-    def shows(found: dict[str, float]) -> list[str]:
-        return [name for name, value in found.items() if WRONG < value < float("inf")]
-
-    return _chosen(family, {**_rewritten(family, MISTAKES), "exchanged": list(_exchanged(family))}, shows, n, seed)
+    edits = _edits(family, mistakes)
+    edits["exchanged"] = list(_exchanged(family))
+    return list(itertools.islice(_chosen(family, edits, _shows, seed, "m"), n))
 
 
 def twins(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` ports with one rewrite that computes the same."""
-
-    def agrees(found: dict[str, float]) -> list[str]:
-        return list(found) if all(value < RIGHT for value in found.values()) else []
-
-    return _chosen(family, _rewritten(family, EQUIVALENTS), agrees, n, seed)
+    """Return up to `n` ports that compute the same: with one rewrite each, the last with one on each of many lines."""
+    edits = _edits(family, equivalents)
+    return [*itertools.islice(_chosen(family, edits, _agrees, seed, "t"), n - 1), _together(family, edits, n, seed)]
 
 
-Edit = tuple[int, str]
-"""The line of an edit and the whole text after it."""
+def _together(family: Family, edits: Mapping[str, list[Edit]], n: int, seed: int) -> Mutant:
+    lines, changed = family.text.splitlines(keepends=True), set[int]()
+    every = list(itertools.chain.from_iterable(edits.values()))
+    for edit in random.Random(seed).sample(every, len(every)):
+        if edit.line not in changed and len(changed) < TOGETHER:
+            tried = [*lines[: edit.line - 1], edit.text.splitlines(keepends=True)[edit.line - 1], *lines[edit.line :]]
+            if _agrees(family.differences("".join(tried))):
+                lines = tried
+                changed.add(edit.line)
+    return _mutant(family, f"t{n:02d}-together", "together", Edit(min(changed), "".join(lines), max(changed)), ())
 
 
-def _chosen(family: Family, edits: Mapping[str, list[Edit]], judge: Any, n: int, seed: int) -> list[Mutant]:
-    draw, tried, found = random.Random(f"{family.name} {seed}"), Counter[int](), list[Mutant]()
-    kinds = [kind for kind in edits if edits[kind]]
-    draw.shuffle(kinds)
-    left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in kinds}
-    for _ in range(n * ATTEMPTS):
-        kinds = [kind for kind in kinds if left[kind]]
-        if not kinds or len(found) == n:
-            break
-        taken = Counter(each.kind for each in found)
-        kind = min(kinds, key=lambda kind: taken[kind])
-        edit = min(left[kind], key=lambda edit: tried[edit[0]])
-        left[kind].remove(edit)
-        line, text = edit
-        if uses := judge(family.differences(text) or {}):
-            tried[line] += 1
-            old, new = (each.splitlines()[line - 1].strip() for each in (family.text, text))
-            name = f"{'t' if judge.__name__ == 'agrees' else 'm'}{len(found) + 1:02d}-{kind.replace(' ', '-')}"
-            found.append(Mutant(name, kind, line, old, new, text, tuple(uses)))
+class Edit(NamedTuple):
+    """The whole text after an edit, and the lines that it changes."""
+
+    line: int
+    text: str
+    last: int
+
+
+def _shows(found: Mapping[str, float] | None) -> tuple[str, ...]:
+    return tuple(name for name, value in (found or {}).items() if WRONG < value < float("inf"))
+
+
+def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
+    return tuple(found) if found and all(value < RIGHT for value in found.values()) else ()
+
+
+def _chosen(
+    family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
+) -> Iterator[Mutant]:
+    """Yield edits that a judge takes, of each kind in turn, first on lines that none has changed."""
+    draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
+    left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
+    while any(left.values()):
+        for kind, waiting in left.items():
+            while waiting:
+                edit = min(waiting, key=lambda edit: used[edit.line])
+                waiting.remove(edit)
+                if uses := judge(family.differences(edit.text)):
+                    used[edit.line] += 1
+                    yield _mutant(family, f"{letter}{next(numbers):02d}-{kind.replace(' ', '-')}", kind, edit, uses)
+                    break
+
+
+def _mutant(family: Family, name: str, kind: str, edit: Edit, uses: tuple[str, ...]) -> Mutant:
+    pairs = zip(*(text.splitlines()[edit.line - 1 : edit.last] for text in (family.text, edit.text)), strict=True)
+    old, new = ("\n".join(map(str.strip, part)) for part in zip(*((a, b) for a, b in pairs if a != b), strict=True))
+    return Mutant(name, kind, edit.line, old, new, edit.text, uses)
+
+
+def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, ast.AST]]]) -> dict[str, list[Edit]]:
+    """Return the edits of each kind on lines that run; of equal ones the first."""
+    site, found, texts = Site(family.text, family.seen), dict[str, list[Edit]](), {family.text}
+    for node in ast.walk(site.tree):
+        for kind, target, new in rewrites(site, node):
+            text = _applied(family.text, site, target, new)
+            if text is not None and text not in texts and site.is_reached(target):
+                line = key_of(target)[0]
+                texts.add(text)
+                found.setdefault(kind, []).append(Edit(line, text, line))
     return found
-
-
-def _rewritten(family: Family, rewrites: Mapping[str, Rewrite]) -> dict[str, list[Edit]]:
-    site = Site(ast.parse(family.text), family.seen)
-    found: dict[str, list[Edit]] = {kind: [] for kind in rewrites}
-    for kind, rewrite in rewrites.items():
-        for node in ast.walk(site.tree):
-            for target, new in rewrite(site, node):
-                text = _applied(family.text, site, target, new)
-                if text and _is_reached(family, target) and (target.lineno, text) not in found[kind]:  # type: ignore[attr-defined]
-                    found[kind].append((target.lineno, text))  # type: ignore[attr-defined]
-    return found
-
-
-def _is_reached(family: Family, node: ast.AST) -> bool:
-    return any(isinstance(part, ast.expr) and key_of(part) in family.seen for part in ast.walk(node)) or True
 
 
 def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None:
-    """Return the text with one node on one line replaced, in parentheses where precedence needs them."""
+    """Return the text with one node of one line replaced, in parentheses only where precedence needs them."""
     row, start, last_row, end = key_of(target)
+    if row != last_row:
+        return None
     lines = text.splitlines(keepends=True)
     line = lines[row - 1].encode()
     written = ast.unparse(ast.fix_missing_locations(new))
-    if row != last_row:
-        return None
-    around = line[start - 1 : start] == b"(" and line[end : end + 1] == b")"
-    compound = isinstance(new, ast.BinOp | ast.UnaryOp | ast.Compare)
-    within = isinstance(site.parents.get(target), ast.BinOp | ast.UnaryOp | ast.Attribute | ast.Subscript)
-    if compound and within and not around:
-        written = f"({written})"
+    if isinstance(site.parents.get(target), ast.BinOp | ast.UnaryOp | ast.Attribute | ast.Subscript):
+        around = line[start - 1 : start] == b"(" and line[end : end + 1] == b")"
+        if isinstance(new, ast.BinOp | ast.UnaryOp | ast.Compare):
+            written = written if around else f"({written})"
+        elif around:
+            start, end = start - 1, end + 1
     lines[row - 1] = (line[:start] + written.encode() + line[end:]).decode()
     return "".join(lines)
 
 
 def _exchanged(family: Family) -> Iterator[Edit]:
-    """Exchange two neighbouring assignments of one line each, if the second reads what the first assigns."""
+    """Exchange two neighbouring assignments of one line each."""
     lines = family.text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(family.text)):
         body = getattr(node, "body", None)
-        for first, second in zip(body[:-1], body[1:], strict=True) if isinstance(body, list) else ():
-            if not all(isinstance(each, ast.Assign) and key_of(each.value) in family.seen for each in (first, second)):
-                continue
-            if first.lineno != first.end_lineno or second.lineno != second.end_lineno:
-                continue
-            parts = lines.copy()
-            parts[first.lineno - 1], parts[second.lineno - 1] = lines[second.lineno - 1], lines[first.lineno - 1]
-            yield first.lineno, "".join(parts)
+        for pair in itertools.pairwise(body) if isinstance(body, list) else ():
+            if all(isinstance(each, ast.Assign) and key_of(each.value) in family.seen for each in pair):
+                (first, end), (second, last) = ((each.lineno - 1, each.end_lineno - 1) for each in pair)
+                if first == end and second == last and not "".join(lines[first + 1 : second]).strip():
+                    parts = lines.copy()
+                    parts[first], parts[second] = lines[second], lines[first]
+                    yield Edit(first + 1, "".join(parts), second + 1)
 
 
 def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object]]:

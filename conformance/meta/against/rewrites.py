@@ -1,4 +1,8 @@
-"""Rewrites of one expression in a modeling file: kinds of mistakes, and ways to compute the same."""
+"""Rewrites of one expression in a modeling file: kinds of mistakes, and ways to compute the same.
+
+A row `pattern -> replacement | replacement` is Python with holes. A capital letter matches one expression of the kind
+that `HOLES` names, and as an attribute any method; `...` at the end of a call matches the remaining arguments.
+"""
 
 from __future__ import annotations
 
@@ -6,336 +10,295 @@ import ast
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from meta.against.observing import Site, key_of
 
-Key = tuple[int, int, int, int]
 Rewrites = Iterator[tuple[ast.AST, ast.AST]]
+Found = dict[str, Any]
+
+BLOCK = re.compile(r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Output$")
+"""Classes that nobody forgets to call, or calls twice."""
+MOVES = re.compile(
+    r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|\w*dropout\w*|drop_path"
+)
+"""Functions that compute nothing in evaluation."""
+ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")
 
 
-@dataclass(frozen=True)
-class Value:
-    """What an expression was when the model ran: `float`, `integers`, `number`, or a module's class, with shapes."""
-
-    kind: str
-    shape: tuple[Any, ...]
+def _is_application(site: Site, node: ast.AST, whole: ast.AST) -> bool:
+    kind, name = site.kind(node), ast.unparse(node).rpartition(".")[2]
+    return not (BLOCK.search(kind) or MOVES.fullmatch(name) or (kind == "Linear" and site.is_chained(whole)))
 
 
-def described(value: object) -> Value | None:
-    """Describe a tensor, a number or a module."""
-    if isinstance(value, Tensor):
-        return Value("float" if value.is_floating_point() else "integers", tuple(value.shape))
-    if isinstance(value, nn.Module):
-        return Value(type(value).__name__, tuple(tuple(weight.shape) for weight in value.parameters()))
-    return Value("number", (value,)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
+    "X": lambda site, node, whole: site.same(node, whole),
+    "Y": lambda site, node, whole: site.same(node, whole),
+    "N": lambda site, node, whole: site.kind(node) == "number" or isinstance(node, ast.Constant),
+    "K": lambda site, node, whole: site.kind(node) == "number" or site.shape(node)[-1:] == (1,),
+    "I": lambda site, node, whole: site.kind(node) == "integers",
+    "M": lambda site, node, whole: "mask" in ast.unparse(node),
+    "F": _is_application,
+    "P": lambda site, node, whole: _is_application(site, node, whole) and site.kind(node) != "Linear",
+    "G": lambda site, node, whole: bool(ACTIVATION.search(f"{ast.unparse(node)} {site.kind(node)}")),
+    "L": lambda site, node, whole: site.kind(node) == "Linear" and len(site.shape(node)) == 1,
+    "J": lambda site, node, whole: site.kind(node) == "Linear" and len(site.shape(node)) == 2,
+    "R": lambda site, node, whole: "RMSNorm" in site.kind(node),
+    "Z": lambda site, node, whole: site.kind(node) == "LayerNorm",
+    "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
+    "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
+}
+"""Conditions of holes, given the expression in the hole and the whole; other letters match every expression."""
+
+MISTAKES = {
+    "mask": """
+        A + M -> A | A + torch.triu(M, 2) | A + M.transpose(-1, -2)
+        I < A -> I <= A
+        I <= A -> I < A
+        I > A -> I >= A
+        I >= A -> I > A""",
+    "operator": """
+        A + B -> A - B
+        A - B -> A + B | B - A
+        X * Y -> X + Y
+        A * K -> A / K
+        K * A -> A / K
+        A / B -> A * B
+        -A -> A""",
+    "left out": """
+        F(X, ...) -> X
+        X.F(...) -> X
+        X + Y -> X | Y
+        X + A -> X
+        X * A -> X
+        A * X -> X
+        X / A -> X
+        X - A -> X""",
+    "twice": """
+        P(X, ...) -> P(P(X, ...), ...)
+        X * N -> X * N * N
+        X + N -> X + N + N
+        X + Y -> X + Y + Y""",
+    "order": """
+        A[..., :B] -> A[..., B:] | A[..., ::2]
+        A[..., B:] -> A[..., :B] | A[..., 1::2]
+        A[:, :, :, :B] -> A[:, :, :, B:]
+        A[:, :, :, B:] -> A[:, :, :, :B]
+        A[..., ::2] -> A[..., 1::2]
+        A[..., 1::2] -> A[..., ::2]
+        A[:, :, :, ::2] -> A[:, :, :, 1::2]
+        A[:, :, :, 1::2] -> A[:, :, :, ::2]
+        A[..., 0, :] -> A[..., 1, :]
+        A[..., 1, :] -> A[..., 2, :]
+        A.chunk(2, ...) -> A.chunk(2, ...)[::-1]
+        A.split(...) -> A.split(...)[::-1]
+        torch.cat((A, A), ...) -> torch.repeat_interleave(A, 2, dim=-1)
+        torch.cat((A, B), ...) -> torch.cat((B, A), ...)
+        torch.stack((A, B), ...) -> torch.stack((B, A), ...)
+        torch.stack([A, B], ...) -> torch.stack([B, A], ...)
+        A[:, :, None, :, :].expand(B, C, D, ...) -> A[:, None].expand(B, D, C, ...)
+        repeat_kv(A, B) -> A.repeat(1, B, 1, 1)
+        A.repeat_interleave(N, ...) -> torch.cat([A] * N, dim=-1)
+        A.view(B, C, D, H) -> A.view(B, D, C, H)
+        A.view(B, C, D, T, H) -> A.view(B, C, T, D, H)
+        A.reshape(B, C, D, H) -> A.reshape(B, D, C, H)""",
+    "axis": """
+        A.transpose(...) -> A
+        A.mean(-1, ...) -> A.mean(-2, ...) | A.mean(1, ...)
+        A.sum(-1, ...) -> A.sum(-2, ...)
+        A.softmax(dim=-1) -> A.softmax(dim=-2)
+        A.softmax(dim=-1, dtype=B) -> A.softmax(dim=-2, dtype=B)
+        nn.functional.softmax(A, dim=-1) -> nn.functional.softmax(A, dim=-2) | nn.functional.softmax(A, dim=1)
+        nn.functional.softmax(A, dim=-1, dtype=B) -> nn.functional.softmax(A, dim=-2, dtype=B)
+        F.softmax(A, dim=-1, dtype=B) -> F.softmax(A, dim=-2, dtype=B)
+        nn.Softmax(dim=-1)(A) -> nn.Softmax(dim=-2)(A)
+        torch.stack(A, dim=-1) -> torch.stack(A, dim=-2)
+        A.cumsum(-1) -> A.cumsum(-2)""",
+    "activation": """
+        G(X, ...) -> torch.nn.functional.relu(X) | torch.nn.functional.silu(X) | torch.nn.functional.gelu(X)
+        G(X, ...) -> torch.nn.functional.gelu(X, approximate="tanh") | torch.tanh(X) | torch.sigmoid(X)
+        nn.functional.softmax(X, ...) -> torch.sigmoid(X)
+        X.softmax(...) -> torch.sigmoid(X)""",
+    "rounding": """
+        torch.float32 -> torch.bfloat16
+        A.to(torch.float32) -> A.to(torch.bfloat16).float()
+        A.float() -> A.to(torch.bfloat16).float()
+        A + B -> (A + B).to(torch.bfloat16).float()
+        A * B -> (A * B).to(torch.bfloat16).float()
+        torch.matmul(A, B) -> torch.matmul(A, B).to(torch.bfloat16).float()
+        A.pow(...) -> A.pow(...).to(torch.bfloat16).float()
+        F(X, ...) -> F(X, ...).to(torch.bfloat16).float()""",
+    "normalisation": """
+        A.mean(...) -> A.sum(...)
+        A.sum(..., keepdim=True) -> A.amax(..., keepdim=True)
+        torch.rsqrt(A) -> torch.sqrt(A) | torch.reciprocal(A)
+        A.pow(2) -> A.abs()
+        R(X) -> torch.nn.functional.layer_norm(X, X.shape[-1:], R.weight)
+        Z(X) -> torch.nn.functional.rms_norm(X, X.shape[-1:], Z.weight, 1e-5)""",
+}
+"""Kinds of mistakes that patterns describe; `other_kinds` has more."""
+
+EQUIVALENTS = {
+    "commuted": """
+        A + B -> B + A
+        A * B -> B * A""",
+    "reciprocal": """
+        A / B -> A * (1 / B)
+        torch.rsqrt(A) -> 1 / torch.sqrt(A)
+        A * torch.rsqrt(B) -> A / torch.sqrt(B)""",
+    "product": """
+        torch.matmul(A, B) -> torch.einsum("...ij,...jk->...ik", A, B) | A @ B
+        L(A) -> A @ L.weight.t() | torch.nn.functional.linear(A, L.weight)
+        J(A) -> torch.addmm(J.bias, A.flatten(0, -2), J.weight.t()).unflatten(0, A.shape[:-1])""",
+    "softmax": """
+        nn.functional.softmax(A, ...) -> torch.exp(A.float() - torch.logsumexp(A.float(), dim=-1, keepdim=True))
+        A.softmax(...) -> torch.exp(A.float() - torch.logsumexp(A.float(), dim=-1, keepdim=True))""",
+    "scaling": "torch.matmul(A, B) * C -> torch.matmul(A * C, B)",
+    "shape": """
+        A.view(...) -> A.reshape(...)
+        A.reshape(...) -> A.contiguous().view(...)
+        A.view(B).transpose(1, 2) -> A.view(B).permute(0, 2, 1, 3)
+        A.chunk(2, ...) -> A.split(A.shape[-1] // 2, ...)""",
+    "activation": """
+        S(A) -> A * torch.sigmoid(A)
+        E(A) -> 0.5 * A * (1 + torch.erf(A / 2**0.5))""",
+    "square": """
+        A.pow(2) -> A * A | A.square()
+        A.mean(-1, keepdim=True) -> A.sum(-1, keepdim=True) / A.shape[-1]""",
+    "mask": "A + M -> A.masked_fill(M < 0, torch.finfo(A.dtype).min)",
+    "heads": "repeat_kv(A, B) -> torch.repeat_interleave(A, B, dim=1)",
+}
+"""Kinds of right rewrites."""
 
 
-def key_of(node: ast.AST) -> Key:
-    """Return where an expression starts and ends."""
-    place: Any = node
-    return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
+def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
+    """Return the rewrites of an expression that a table's rows describe."""
+    if not isinstance(node, ast.expr) or key_of(node) not in site.seen:
+        return
+    for row in filter(None, map(str.strip, rows.splitlines())):
+        pattern, _, replacements = row.partition(" -> ")
+        shape, found = _parsed(pattern), Found()
+        is_free = isinstance(shape, ast.Compare | ast.Attribute) or re.search("chunk|split", pattern)
+        if (is_free or site.tensor(node)) and _matches(site, shape, node, node, found):
+            yield from ((node, filled(replacement, found)) for replacement in replacements.split(" | "))
 
 
-class Observed(ast.NodeTransformer):
-    """Wraps each expression of each function's body in `_seen(key, expression)`."""
-
-    def visit(self, node: ast.AST) -> Any:
-        """Wrap an expression that is read; leave declarations unchanged."""
-        if isinstance(node, ast.Module | ast.ClassDef):
-            node.body = [
-                self.visit(part) if isinstance(part, ast.FunctionDef | ast.ClassDef) else part for part in node.body
-            ]
-            return node
-        if isinstance(node, ast.FunctionDef):
-            node.body = [self.visit(part) for part in node.body]
-            return node
-        if isinstance(node, ast.JoinedStr | ast.Constant | ast.Lambda):
-            return node
-        if isinstance(node, ast.AnnAssign):
-            node.value = self.visit(node.value) if node.value else None
-            return node
-        wrapped = self.generic_visit(node)
-        parts = ast.Slice | ast.Starred
-        is_index = isinstance(node, ast.Tuple) and any(isinstance(each, parts) for each in node.elts)
-        is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-        if isinstance(node, ast.expr) and not isinstance(node, parts) and not is_index and is_read:
-            place = ast.Constant(key_of(node))
-            return ast.Call(ast.Name("_seen", ast.Load()), [place, wrapped], [])
-        return wrapped
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text.strip(), mode="eval").body
 
 
-def made(template: str, **parts: ast.AST) -> ast.expr:
-    """Return the expression of a template, with its capital letters replaced by expressions."""
+def _is_hole(name: object) -> bool:
+    return isinstance(name, str) and len(name) == 1 and name.isupper()
+
+
+def _has_rest(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.args[-1]) == "..."
+
+
+def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) -> bool:
+    if isinstance(pattern, ast.Name) and _is_hole(pattern.id):
+        if pattern.id in found:
+            return ast.unparse(found[pattern.id]) == ast.unparse(node)
+        found[pattern.id] = node
+        return isinstance(node, ast.expr) and HOLES.get(pattern.id, lambda *_: True)(site, node, whole)
+    if isinstance(pattern, list):
+        pairs = zip(pattern, node, strict=False)
+        return len(pattern) == len(node) and all(_matches(site, *pair, whole, found) for pair in pairs)
+    if not isinstance(pattern, ast.AST):
+        if _is_hole(pattern) and isinstance(node, str):
+            found[pattern] = node
+            return not MOVES.fullmatch(node)
+        return bool(pattern == node)
+    if type(pattern) is not type(node):
+        return False
+    if _has_rest(pattern):
+        given = len(pattern.args) - 1
+        named = len(pattern.keywords)
+        found["..."] = node.args[given:], node.keywords[: len(node.keywords) - named]
+        node = ast.Call(node.func, node.args[:given], node.keywords[len(node.keywords) - named :])
+        pattern = ast.Call(pattern.func, pattern.args[:-1], pattern.keywords)
+    fields = [name for name in pattern._fields if name != "ctx"]
+    return all(_matches(site, getattr(pattern, name), getattr(node, name), whole, found) for name in fields)
+
+
+def filled(template: str, found: Found) -> ast.expr:
+    """Return the expression of a template, its holes filled."""
 
     class Fill(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return copy.deepcopy(parts[node.id]) if node.id in parts else node
+        def visit(self, node: ast.AST) -> Any:
+            node = self.generic_visit(node)
+            if isinstance(node, ast.Name) and node.id in found:
+                return copy.deepcopy(found[node.id])
+            if isinstance(node, ast.Attribute) and isinstance(found.get(node.attr), str):
+                node.attr = found[node.attr]
+            if isinstance(node, ast.Call) and _has_rest(node):
+                args, keywords = copy.deepcopy(found["..."])
+                return ast.Call(node.func, [*node.args[:-1], *args], [*keywords, *node.keywords])
+            return node
 
-    filled: ast.expr = Fill().visit(ast.parse(template, mode="eval").body)
-    return filled
-
-
-@dataclass
-class Site:
-    """A port's tree, what was seen when it ran, and the function around each node."""
-
-    tree: ast.Module
-    seen: Mapping[Key, Value | None]
-
-    def __post_init__(self) -> None:
-        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
-        self.names: dict[ast.AST | None, dict[str, Value]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name | ast.Attribute) and (value := self.value(node)):
-                self.names.setdefault(self.function(node), {}).setdefault(ast.unparse(node), value)
-
-    def function(self, node: ast.AST) -> ast.AST | None:
-        """Return the function around a node."""
-        while node in self.parents:
-            node = self.parents[node]
-            if isinstance(node, ast.FunctionDef):
-                return node
-        return None
-
-    def value(self, node: ast.AST) -> Value | None:
-        """Return what an expression was, or None."""
-        return self.seen.get(key_of(node)) if isinstance(node, ast.expr) else None
-
-    def floats(self, node: ast.AST) -> bool:
-        """Return whether an expression was a tensor of floats."""
-        return (value := self.value(node)) is not None and value.kind == "float"
-
-    def same(self, node: ast.AST, other: ast.AST) -> bool:
-        """Return whether two expressions were of one kind and shape."""
-        return (value := self.value(node)) is not None and value == self.value(other)
-
-    def alike(self, node: ast.AST) -> list[str]:
-        """Return other names of the function that had the same kind and shape, and are not a part of the node."""
-        value, text = self.value(node), ast.unparse(node)
-        return [
-            name for name, other in self.names.get(self.function(node), {}).items() if other == value != name != text
-        ]
-
-    def operand(self, node: ast.AST) -> ast.expr | None:
-        """Return the tensor that a call or a method of its own shape is applied to."""
-        if not isinstance(node, ast.Call) or not self.floats(node):
-            return None
-        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        return next((part for part in [*receiver, *node.args[:1]] if self.same(node, part)), None)
+    result: ast.expr = Fill().visit(_parsed(template))
+    return result
 
 
-def called(node: ast.AST) -> str:
-    """Return the last name of what is called, or nothing."""
-    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-
-
-def _renamed(node: ast.Call, name: str) -> ast.Call:
-    new = copy.deepcopy(node)
-    new.func = made(f"A.{name}", A=node.func.value) if isinstance(node.func, ast.Attribute) else made(name)
-    return new
+NUMBERS = {0: 1, 1: 2, 2: 3, 3: 2, 0.5: 1.0}
+"""Other values of common numbers."""
 
 
 def number(site: Site, node: ast.AST) -> Rewrites:
-    """Change a number that a tensor is computed with."""
-    beside = isinstance(parent := site.parents.get(node), ast.BinOp) and site.floats(parent)
+    """Change a number that a tensor is computed with; start positions one later."""
+    parent = site.parents.get(node)
+    whole = site.kind(parent) if isinstance(parent, ast.BinOp) else ""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        if beside or (called(parent or node) in ("pow", "clamp", "rsqrt", "leaky_relu") and node.value != -1):
-            known = {0: 1, 1: 2, 2: 3, 3: 2, 0.0: 1.0, 1.0: 2.0, 0.5: 1.0}
-            yield node, ast.Constant(known.get(node.value, 1e-3 if abs(node.value) < 1e-3 else node.value * 2))
-    elif beside and (value := site.value(node)) and value.kind == "number" and value.shape[0]:
-        yield node, ast.Constant(1e-3 if abs(value.shape[0]) < 1e-3 else float(f"{value.shape[0] / 2:.4g}"))
+        if whole == "float" or (isinstance(parent, ast.Call) and re.search(r"pow|clamp", ast.unparse(parent.func))):
+            yield node, ast.Constant(NUMBERS.get(node.value, 1e-3 if abs(node.value) < 1e-3 else node.value * 2))
+    elif site.kind(node) == "number" and whole == "integers":
+        yield node, ast.BinOp(node, ast.Add(), ast.Constant(1))  # type: ignore[arg-type]
+    elif site.kind(node) == "number" and whole == "float" and (value := site.shape(node)[0]) not in (0, 1):
+        yield node, ast.Constant(1e-3 if abs(value) < 1e-3 else float(f"{value / 2:.4g}"))
 
 
-OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-
-
-def operator(site: Site, node: ast.AST) -> Rewrites:
-    """Use another operator, or another sign."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OTHER and site.floats(node):
-        yield node, ast.BinOp(node.left, OTHER[type(node.op)](), node.right)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and site.floats(node):
-        yield node, node.operand
-    if isinstance(node, ast.AugAssign) and type(node.op) in OTHER and site.floats(node.value):
-        yield node, ast.AugAssign(node.target, OTHER[type(node.op)](), node.value)
-
-
-KEPT = {"to", "float", "type_as", "contiguous", "dropout", "clone", "type", "view", "reshape", "transpose", "permute"}
-
-
-def left_out(site: Site, node: ast.AST) -> Rewrites:
-    """Leave out an application, a factor or a summand."""
-    if (part := site.operand(node)) is not None and called(node) not in KEPT:
-        yield node, part
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div)
-        and site.floats(node)
-    ):
-        yield from ((node, part) for part in (node.left, node.right) if site.same(node, part))
-
-
-def twice(site: Site, node: ast.AST) -> Rewrites:
-    """Apply a call, a factor or a summand twice."""
-    if isinstance(node, ast.Call) and (part := site.operand(node)) is not None and called(node) not in KEPT:
-        new = copy.deepcopy(node)
-        if part in node.args:
-            new.args[0] = node
-        else:
-            new.func = made(f"A.{called(node)}", A=node)
-        yield node, new
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.Add) and site.same(node, node.left):
-        yield node, ast.BinOp(node, node.op, node.right)
+LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
+"""Names of the last projection of a block, which nobody takes for another."""
 
 
 def operand(site: Site, node: ast.AST) -> Rewrites:
     """Read another tensor or module of the same kind, or exchange two."""
-    is_part = isinstance(site.parents.get(node), ast.Attribute)
-    if isinstance(node, ast.Name | ast.Attribute) and (value := site.value(node)):
-        if (value.kind == "float" and not is_part) or (value.kind != "number" and value.shape and not is_part):
-            yield from ((node, made(name)) for name in site.alike(node))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div) and site.same(node.left, node.right):
-        yield node, ast.BinOp(node.right, node.op, node.left)
-    if isinstance(node, ast.Call) and len(node.args) > 1 and site.same(*node.args[:2]) and site.floats(node.args[0]):
-        new = copy.deepcopy(node)
-        new.args[:2] = node.args[1::-1]
-        yield node, new
-
-
-AXES = re.compile(
-    r"(log_)?softmax|mean|sum|cat|chunk|split|unsqueeze|cumsum|flip|transpose|norm|var|std|stack|max|amax|roll|unbind"
-)
-
-
-def axis(site: Site, node: ast.AST) -> Rewrites:
-    """Use another axis, or leave a transposition out."""
-    if not isinstance(node, ast.Call) or not AXES.fullmatch(called(node)) or key_of(node) not in site.seen:
+    parent = site.parents.get(node)
+    if isinstance(node, ast.Call) and len(node.args) > 1 and site.same(*node.args[:2]) and site.tensor(node.args[0]):
+        yield node, ast.Call(node.func, [*node.args[1::-1], *node.args[2:]], node.keywords)
+    is_output = isinstance(parent, ast.keyword) and "Output" in ast.unparse(site.parents[parent])
+    if not isinstance(node, ast.Name | ast.Attribute) or is_output or isinstance(parent, ast.Attribute | ast.Return):
         return
-    for part in [*node.args, *(each.value for each in node.keywords if each.arg in ("dim", "axis"))]:
-        try:
-            found = ast.literal_eval(part)
-        except ValueError:
-            continue
-        if isinstance(found, int) and not isinstance(found, bool):
-            for new in {-1: (-2, 1), -2: (-1, -3), 0: (1,), 1: (2, 0), 2: (1, 3), 3: (2,)}.get(found, ()):
-                yield part, ast.parse(str(new), mode="eval").body
-    if called(node) == "transpose" and isinstance(node.func, ast.Attribute):
-        yield node, node.func.value
+    if site.shape(node) and site.kind(node) not in ("number", "integers") and not LAST.search(ast.unparse(node)):
+        names = (name for name in site.alike(node) if not LAST.search(name))
+        yield from ((node, filled(name, {})) for name in names)
 
 
-def order(site: Site, node: ast.AST) -> Rewrites:
-    """Take elements in another order: other halves, other chunks, tiled or repeated heads."""
-    if isinstance(node, ast.Subscript) and site.floats(node):
-        last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
-        if isinstance(last, ast.Slice):
-            if last.step is not None:
-                start = 0 if last.lower is not None and ast.unparse(last.lower) == "1" else 1
-                yield last, ast.Slice(ast.Constant(start) if start else None, None, last.step)
-            elif (last.lower is None) != (last.upper is None):
-                yield last, ast.Slice(last.upper, last.lower, None)
-        receiver = site.parents.get(node)
-        grand = site.parents.get(receiver) if receiver else None
-        if isinstance(grand, ast.Call) and called(grand) == "expand" and isinstance(node.slice, ast.Tuple):
-            place = next((i for i, each in enumerate(node.slice.elts) if ast.unparse(each) == "None"), 0)
-            if place > 1 and len(grand.args) > place:
-                new = copy.deepcopy(grand)
-                indices = new.func.value.slice.elts  # type: ignore[attr-defined]
-                indices[place - 1 : place + 1] = indices[place - 1 : place + 1][::-1]
-                new.args[place - 1 : place + 1] = new.args[place - 1 : place + 1][::-1]
-                yield grand, new
-    if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store) and len(node.elts) > 1:
-        known = site.names.get(site.function(node), {})
-        first, second = (known.get(ast.unparse(part)) for part in node.elts[:2])
-        if first is not None and first == second and first.kind == "float":
-            yield node, ast.Tuple([node.elts[1], node.elts[0], *node.elts[2:]], ast.Store())
-    if not isinstance(node, ast.Call) or not site.floats(node):
-        return
-    if called(node) in ("cat", "stack", "concat") and isinstance(node.args[0], ast.Tuple | ast.List):
-        new = copy.deepcopy(node)
-        new.args[0].elts.reverse()  # type: ignore[attr-defined]
-        yield node, new
-    if called(node) == "repeat_kv" and len(node.args) == 2:
-        yield node, made("A.repeat(1, B, 1, 1)", A=node.args[0], B=node.args[1])
-    if called(node) == "repeat_interleave" and isinstance(node.func, ast.Attribute):
-        yield node, made("torch.cat([A] * B, dim=-1)", A=node.func.value, B=node.args[0])
-    if called(node) in ("view", "reshape") and len(node.args) > 2:
-        for i in range(1, len(node.args) - 1):
-            new = copy.deepcopy(node)
-            new.args[i : i + 2] = new.args[i : i + 2][::-1]
-            yield node, new
-
-
-ACTIVATIONS = ("relu(A)", "silu(A)", "gelu(A)", 'gelu(A, approximate="tanh")', "tanh(A)", "sigmoid(A)")
-
-
-def activation(site: Site, node: ast.AST) -> Rewrites:
-    """Use another activation."""
-    if isinstance(node, ast.Call) and (part := site.operand(node)) is not None:
-        value = site.value(node.func)
-        name = f"{called(node)} {value.kind if value else ''}"
-        if re.search(r"(?i)softmax", name):
-            yield node, made("torch.sigmoid(A)", A=part)
-        elif re.search(r"(?i)\bact|_act|gelu|silu|relu|tanh|sigmoid|swish|activation", name):
-            yield from ((node, made(f"torch.nn.functional.{other}", A=part)) for other in ACTIVATIONS)
-
-
-def rounding(site: Site, node: ast.AST) -> Rewrites:
-    """Round to bfloat16 in between."""
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and site.floats(node.value):
-        yield node.value, made("A.to(torch.bfloat16).float()", A=node.value)
-    if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.float32" and key_of(node) in site.seen:
-        yield node, made("torch.bfloat16")
-
-
-def mask(site: Site, node: ast.AST) -> Rewrites:
-    """Leave a mask out, or move its edge."""
-    if isinstance(node, ast.keyword) and "mask" in (node.arg or "") and site.value(node.value):
+def no_mask(site: Site, node: ast.AST) -> Rewrites:
+    """Give no mask to a function."""
+    if isinstance(node, ast.keyword) and "mask" in (node.arg or "") and site.kind(node.value):
         yield node.value, ast.Constant(None)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and site.floats(node):
-        if "mask" in ast.unparse(node.right):
-            yield node, node.left
-    if isinstance(node, ast.Call) and called(node) in ("triu", "tril") and key_of(node) in site.seen:
-        edge = next((ast.literal_eval(each.value) for each in node.keywords if each.arg == "diagonal"), 0)
-        for moved in (edge - 1, edge + 1):
-            yield node, ast.Call(node.func, node.args[:1], [ast.keyword("diagonal", ast.Constant(moved))])
-    if isinstance(node, ast.Compare) and (value := site.value(node)) and value.kind == "integers":
-        other = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}.get(type(node.ops[0]))
-        if other:
-            yield node, ast.Compare(node.left, [other()], node.comparators)
-    if isinstance(node, ast.Name) and node.id.startswith("create_") and key_of(node) in site.seen:
-        known = {each.name for part in site.tree.body if isinstance(part, ast.ImportFrom) for each in part.names}
-        yield from ((node, made(name)) for name in sorted(known) if name.startswith("create_") and name != node.id)
 
 
-def normalisation(site: Site, node: ast.AST) -> Rewrites:
-    """Normalise wrongly."""
-    if not isinstance(node, ast.Call) or not site.floats(node):
-        return
-    for name in {"mean": ("sum",), "sum": ("mean", "amax"), "rsqrt": ("sqrt", "reciprocal")}.get(called(node), ()):
-        yield node.func, _renamed(node, name).func
-    if called(node) == "pow" and isinstance(node.func, ast.Attribute):
-        yield node, made("A.abs()", A=node.func.value)
-    if (value := site.value(node.func)) and node.args and "Norm" in value.kind and len(node.args) == 1:
-        parts = {"A": node.args[0], "N": node.func}
-        if value.kind == "LayerNorm":
-            yield node, made("torch.nn.functional.rms_norm(A, A.shape[-1:], N.weight, 1e-5)", **parts)
-        elif "RMS" in value.kind:
-            yield node, made("torch.nn.functional.layer_norm(A, A.shape[-1:], N.weight)", **parts)
+OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": number, "operand": operand, "mask": no_mask}
+"""Kinds of mistakes that patterns do not describe."""
 
 
-Rewrite = Callable[[Site, ast.AST], Rewrites]
-MISTAKES: Mapping[str, Rewrite] = {
-    "number": number,
-    "operator": operator,
-    "left out": left_out,
-    "twice": twice,
-    "operand": operand,
-    "axis": axis,
-    "order": order,
-    "activation": activation,
-    "rounding": rounding,
-    "mask": mask,
-    "normalisation": normalisation,
-}
-"""Kinds of mistakes. Statements in another order are a kind of their own, in `mutants`."""
+def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """Return each rewrite of an expression that is a mistake, and its kind."""
+    for kind, rows in MISTAKES.items():
+        yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
+    for kind, rewrite in OTHER_KINDS.items():
+        yield from ((kind, *pair) for pair in rewrite(site, node))
+
+
+def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """Return each rewrite of an expression that computes the same, and its kind."""
+    for kind, rows in EQUIVALENTS.items():
+        yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
+    if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:
+        names = [name for name in site.alike(node.func) if not LAST.search(f"{ast.unparse(node.func)} {name}")]
+        for other in names[:1]:
+            found = {"A": node.args[0], "L": node.func, "M": _parsed(other)}
+            product = "torch.nn.functional.linear(A, torch.cat((L.weight, M.weight)))[..., : L.out_features]"
+            yield "fused", node, filled(product, found)

@@ -14,7 +14,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """`float`, `integers`, `number` or a module's class; the shape, the number, or the shapes of the parameters."""
+    """`float`, `complex`, `integers`, `number` or a module's class; the shape, the number, or the shapes of the parameters."""
 
     kind: str
     shape: tuple[Any, ...]
@@ -23,7 +23,8 @@ class Value:
 def described(value: object) -> Value | None:
     """Describe a tensor, a number or a module."""
     if isinstance(value, Tensor):
-        return Value("float" if value.is_floating_point() else "integers", tuple(value.shape))
+        kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "integers"
+        return Value(kind, tuple(value.shape))
     if isinstance(value, nn.Module):
         return Value(type(value).__name__, tuple(tuple(weight.shape) for weight in value.parameters()))
     return Value("number", (value,)) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -99,10 +100,6 @@ class Site:
     def same(self, node: ast.AST, other: ast.AST) -> bool:
         """Return whether two expressions were of one kind and shape."""
         return self.value(node) is not None and self.value(node) == self.value(other)
-
-    def is_chained(self, node: ast.AST) -> bool:
-        """Return whether a method of the expression is called."""
-        return isinstance(self.parents.get(node), ast.Attribute)
 
     def is_reached(self, node: ast.AST) -> bool:
         """Return whether the statement around a node ran."""

@@ -17,23 +17,30 @@ from meta.against.observing import Site, key_of
 Rewrites = Iterator[tuple[ast.AST, ast.AST]]
 Found = dict[str, Any]
 
-BLOCK = re.compile(r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Output$")
+BLOCK = re.compile(
+    r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Transform|Head|Output$"
+)
 """Classes that nobody forgets to call, or calls twice."""
 MOVES = re.compile(
-    r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|\w*dropout\w*|drop_path"
+    r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
+    r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Functions that compute nothing in evaluation."""
+"""Functions that only move numbers, and others that nobody forgets."""
+LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
+"""Names of the last projection of a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")
 
 
-def _is_application(site: Site, node: ast.AST, whole: ast.AST) -> bool:
+def _is_application(site: Site, node: ast.AST, _: ast.AST) -> bool:
     kind, name = site.kind(node), ast.unparse(node).rpartition(".")[2]
-    return not (BLOCK.search(kind) or MOVES.fullmatch(name) or (kind == "Linear" and site.is_chained(whole)))
+    is_early = kind == "Linear" and not LAST.search(ast.unparse(node))
+    return not (BLOCK.search(kind) or MOVES.fullmatch(name) or is_early)
 
 
 HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "X": lambda site, node, whole: site.same(node, whole),
     "Y": lambda site, node, whole: site.same(node, whole),
+    "V": lambda site, node, whole: isinstance(node, ast.Name) and site.same(node, whole),
     "N": lambda site, node, whole: site.kind(node) == "number" or isinstance(node, ast.Constant),
     "K": lambda site, node, whole: site.kind(node) == "number" or site.shape(node)[-1:] == (1,),
     "I": lambda site, node, whole: site.kind(node) == "integers",
@@ -78,7 +85,7 @@ MISTAKES = {
         P(X, ...) -> P(P(X, ...), ...)
         X * N -> X * N * N
         X + N -> X + N + N
-        X + Y -> X + Y + Y""",
+        X + V -> X + V + V""",
     "order": """
         A[..., :B] -> A[..., B:] | A[..., ::2]
         A[..., B:] -> A[..., :B] | A[..., 1::2]
@@ -133,8 +140,9 @@ MISTAKES = {
         A.sum(..., keepdim=True) -> A.amax(..., keepdim=True)
         torch.rsqrt(A) -> torch.sqrt(A) | torch.reciprocal(A)
         A.pow(2) -> A.abs()
-        R(X) -> torch.nn.functional.layer_norm(X, X.shape[-1:], R.weight)
-        Z(X) -> torch.nn.functional.rms_norm(X, X.shape[-1:], Z.weight, 1e-5)""",
+        R(X) -> torch.nn.functional.layer_norm(X, R.weight.shape, R.weight)
+        Z(X) -> torch.nn.functional.rms_norm(X, Z.weight.shape, Z.weight, 1e-5)
+        Z(X) -> torch.nn.functional.layer_norm(X, Z.weight.shape)""",
 }
 """Kinds of mistakes that patterns describe; `other_kinds` has more."""
 
@@ -257,10 +265,6 @@ def number(site: Site, node: ast.AST) -> Rewrites:
         yield node, ast.Constant(1e-3 if abs(value) < 1e-3 else float(f"{value / 2:.4g}"))
 
 
-LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
-"""Names of the last projection of a block, which nobody takes for another."""
-
-
 def operand(site: Site, node: ast.AST) -> Rewrites:
     """Read another tensor or module of the same kind, or exchange two."""
     parent = site.parents.get(node)
@@ -269,7 +273,8 @@ def operand(site: Site, node: ast.AST) -> Rewrites:
     is_output = isinstance(parent, ast.keyword) and "Output" in ast.unparse(site.parents[parent])
     if not isinstance(node, ast.Name | ast.Attribute) or is_output or isinstance(parent, ast.Attribute | ast.Return):
         return
-    if site.shape(node) and site.kind(node) not in ("number", "integers") and not LAST.search(ast.unparse(node)):
+    is_other = site.kind(node) in ("", "number", "integers", "complex") or BLOCK.search(site.kind(node))
+    if site.shape(node) and not is_other and not LAST.search(ast.unparse(node)):
         names = (name for name in site.alike(node) if not LAST.search(name))
         yield from ((node, filled(name, {})) for name in names)
 

@@ -194,12 +194,12 @@ def _needed(source: str, name: str) -> str:
     while new:
         used |= new
         new = {word for known in new if known in parts for word in _names(parts[known])} - used
-    dropped = [part for known, part in parts.items() if known not in used]
+    dropped: list[ast.stmt] = [part for known, part in parts.items() if known not in used]
     dropped += [part for part in others if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "__all__"]
     lines: list[str | None] = list(source.splitlines())
     for part in dropped:
         first = min([part.lineno, *(each.lineno for each in getattr(part, "decorator_list", []))])
-        lines[first - 1 : part.end_lineno] = [None] * ((part.end_lineno or 0) - first + 1)
+        lines[first - 1 : part.end_lineno] = [None] * ((part.end_lineno or first) - first + 1)
     text = "\n".join(line for line in lines if line is not None)
     return re.sub(r"\n{4,}", "\n\n\n", re.sub(r"\A(#.*\n)+", "", text)).lstrip()
 

@@ -14,7 +14,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """`float`, `complex`, `integers`, `number` or a module's class; the shape, the number, or the shapes of the parameters."""
+    """A kind (`float`, `complex`, `integers`, `number` or a module's class) with a shape, a number, or shapes of weights."""
 
     kind: str
     shape: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Observed(ast.NodeTransformer):
         if isinstance(node, ast.AnnAssign):
             node.value = self.visit(node.value) if node.value else None
             return node
-        place = ast.Constant(key_of(node)) if isinstance(node, ast.expr) else None  # type: ignore[arg-type]
+        place = ast.parse(repr(key_of(node)), mode="eval").body if isinstance(node, ast.expr) else None
         is_part = isinstance(node, ast.Slice | ast.Starred) or (
             isinstance(node, ast.Tuple) and any(isinstance(each, ast.Slice | ast.Starred) for each in node.elts)
         )

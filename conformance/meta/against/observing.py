@@ -14,7 +14,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """A kind (`float`, `complex`, `integers`, `number` or a module's class) with a shape, a number, or shapes of weights."""
+    """A kind (`float`, `complex`, `integers`, `number` a module's class) with its shape, number or weights' shapes."""
 
     kind: str
     shape: tuple[Any, ...]
@@ -57,7 +57,7 @@ class Observed(ast.NodeTransformer):
         is_part = isinstance(node, ast.Slice | ast.Starred) or (
             isinstance(node, ast.Tuple) and any(isinstance(each, ast.Slice | ast.Starred) for each in node.elts)
         )
-        wrapped = self.generic_visit(node)
+        wrapped: Any = self.generic_visit(node)
         if place is None or is_part or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return wrapped
         return ast.Call(ast.Name("_seen", ast.Load()), [place, wrapped], [])

@@ -199,7 +199,7 @@ def _is_hole(name: object) -> bool:
     return isinstance(name, str) and len(name) == 1 and name.isupper()
 
 
-def _has_rest(node: ast.AST) -> bool:
+def _has_rest(node: Any) -> bool:
     return isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.args[-1]) == "..."
 
 
@@ -208,7 +208,7 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
         if pattern.id in found:
             return ast.unparse(found[pattern.id]) == ast.unparse(node)
         found[pattern.id] = node
-        return isinstance(node, ast.expr) and HOLES.get(pattern.id, lambda *_: True)(site, node, whole)
+        return isinstance(node, ast.expr) and (pattern.id not in HOLES or HOLES[pattern.id](site, node, whole))
     if isinstance(pattern, list):
         pairs = zip(pattern, node, strict=False)
         return len(pattern) == len(node) and all(_matches(site, *pair, whole, found) for pair in pairs)
@@ -219,7 +219,7 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
         return bool(pattern == node)
     if type(pattern) is not type(node):
         return False
-    if _has_rest(pattern):
+    if isinstance(pattern, ast.Call) and isinstance(node, ast.Call) and _has_rest(pattern):
         given = len(pattern.args) - 1
         named = len(pattern.keywords)
         found["..."] = node.args[given:], node.keywords[: len(node.keywords) - named]
@@ -256,7 +256,7 @@ def number(site: Site, node: ast.AST) -> Rewrites:
     """Change a number that a tensor is computed with; start positions one later."""
     parent = site.parents.get(node)
     whole = site.kind(parent) if isinstance(parent, ast.BinOp) else ""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         if whole == "float" or (isinstance(parent, ast.Call) and re.search(r"pow|clamp", ast.unparse(parent.func))):
             yield node, ast.Constant(NUMBERS.get(node.value, 1e-3 if abs(node.value) < 1e-3 else node.value * 2))
     elif site.kind(node) == "number" and whole == "integers":

@@ -222,9 +222,16 @@ def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object
     for each in [*mutants(family, n, seed), *twins(family, 2, seed)]:
         copied(model_class(name), out / name / each.id, each.text)
         row = {"family": name, "id": each.id, "kind": each.kind, "line": each.line, "old": each.old, "new": each.new}
-        rows.append({**row, "uses": list(each.uses), "twin": each.id.startswith("t")})
+        where = {"statement": _statement(each.text, each.line), "uses": list(each.uses)}
+        rows.append({**row, **where, "twin": each.id.startswith("t")})
     (out / name / "mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def _statement(text: str, line: int) -> list[int]:
+    """Return the first and last line of the innermost statement around a line."""
+    spans = [(part.lineno, part.end_lineno or 0) for part in ast.walk(ast.parse(text)) if isinstance(part, ast.stmt)]
+    return list(min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0]))
 
 
 def main() -> None:

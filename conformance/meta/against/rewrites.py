@@ -266,7 +266,7 @@ def number(site: Site, node: ast.AST) -> Rewrites:
 
 
 def operand(site: Site, node: ast.AST) -> Rewrites:
-    """Read another tensor or module of the same kind, or exchange two."""
+    """Read another tensor or module of the same kind, or swap two."""
     parent = site.parents.get(node)
     if isinstance(node, ast.Call) and len(node.args) > 1 and site.same(*node.args[:2]) and site.tensor(node.args[0]):
         yield node, ast.Call(node.func, [*node.args[1::-1], *node.args[2:]], node.keywords)

@@ -231,7 +231,8 @@ def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object
 def _statement(text: str, line: int) -> list[int]:
     """Return the first and last line of the innermost statement around a line."""
     spans = [(part.lineno, part.end_lineno or 0) for part in ast.walk(ast.parse(text)) if isinstance(part, ast.stmt)]
-    return list(min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0]))
+    first, last = min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0])
+    return [first, last]
 
 
 def main() -> None:

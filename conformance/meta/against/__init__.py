@@ -1,0 +1,1 @@
+"""Measure `check PORT --against REFERENCE` on ports with one generic mistake each."""

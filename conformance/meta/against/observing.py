@@ -1,0 +1,114 @@
+"""What the expressions of a port are when it runs: tensors, numbers and modules, by their place in the text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+Key = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A kind (`float`, `complex`, `integers`, `number` a module's class) with its shape, number or weights' shapes."""
+
+    kind: str
+    shape: tuple[Any, ...]
+
+
+def described(value: object) -> Value | None:
+    """Describe a tensor, a number or a module."""
+    if isinstance(value, Tensor):
+        kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "integers"
+        return Value(kind, tuple(value.shape))
+    if isinstance(value, nn.Module):
+        return Value(type(value).__name__, tuple(tuple(weight.shape) for weight in value.parameters()))
+    return Value("number", (value,)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def key_of(node: ast.AST) -> Key:
+    """Return where a node starts and ends."""
+    place: Any = node
+    return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
+
+
+class Observed(ast.NodeTransformer):
+    """Wraps each expression of each function's body in `_seen(key, expression)`."""
+
+    def visit(self, node: ast.AST) -> Any:
+        """Wrap an expression that is read; leave declarations unchanged."""
+        if isinstance(node, ast.Module | ast.ClassDef):
+            inner = ast.FunctionDef | ast.ClassDef
+            node.body = [self.visit(part) if isinstance(part, inner) else part for part in node.body]
+            return node
+        if isinstance(node, ast.FunctionDef):
+            node.body = [self.visit(part) for part in node.body]
+            return node
+        if isinstance(node, ast.JoinedStr | ast.Constant | ast.Lambda):
+            return node
+        if isinstance(node, ast.AnnAssign):
+            node.value = self.visit(node.value) if node.value else None
+            return node
+        place = ast.parse(repr(key_of(node)), mode="eval").body if isinstance(node, ast.expr) else None
+        is_part = isinstance(node, ast.Slice | ast.Starred) or (
+            isinstance(node, ast.Tuple) and any(isinstance(each, ast.Slice | ast.Starred) for each in node.elts)
+        )
+        wrapped: Any = self.generic_visit(node)
+        if place is None or is_part or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            return wrapped
+        return ast.Call(ast.Name("_seen", ast.Load()), [place, wrapped], [])
+
+
+class Site:
+    """A port's tree, with what each expression was when the port ran."""
+
+    def __init__(self, text: str, seen: Mapping[Key, Value | None]) -> None:
+        self.tree, self.seen = ast.parse(text), seen
+        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.names: dict[ast.AST | None, dict[str, Value]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and (value := self.value(node)):
+                self.names.setdefault(self.around(node, ast.FunctionDef), {}).setdefault(ast.unparse(node), value)
+
+    def around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
+        """Return the function, or the statement, around a node."""
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, kind):
+            found = self.parents.get(found)
+        return found
+
+    def value(self, node: ast.AST | None) -> Value | None:
+        """Return what an expression was, or None."""
+        return self.seen.get(key_of(node)) if isinstance(node, ast.expr) else None
+
+    def kind(self, node: ast.AST | None) -> str:
+        """Return the kind of an expression, or nothing."""
+        return value.kind if (value := self.value(node)) else ""
+
+    def shape(self, node: ast.AST | None) -> tuple[Any, ...]:
+        """Return the shape of an expression, or nothing."""
+        return value.shape if (value := self.value(node)) else ()
+
+    def tensor(self, node: ast.AST | None) -> bool:
+        """Return whether an expression was a tensor of floats."""
+        return self.kind(node) == "float"
+
+    def same(self, node: ast.AST, other: ast.AST) -> bool:
+        """Return whether two expressions were of one kind and shape."""
+        return self.value(node) is not None and self.value(node) == self.value(other)
+
+    def is_reached(self, node: ast.AST) -> bool:
+        """Return whether the statement around a node ran."""
+        statement = self.around(node, ast.stmt)
+        return statement is not None and any(
+            key_of(part) in self.seen for part in ast.walk(statement) if isinstance(part, ast.expr)
+        )
+
+    def alike(self, node: ast.AST) -> list[str]:
+        """Return other names of the function that were of the same kind and shape."""
+        names = self.names.get(self.around(node, ast.FunctionDef), {})
+        return [name for name, value in names.items() if value == self.value(node) and name != ast.unparse(node)]

@@ -1,0 +1,1 @@
+"""How many classes of transformers can be made small, built and run."""

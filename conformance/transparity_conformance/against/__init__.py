@@ -1,0 +1,1 @@
+"""Ports checked against classes of transformers, made small."""

@@ -119,7 +119,8 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
         for answer in measured(model_type, name):
             pipe.send(answer)
     except Exception as error:  # noqa: BLE001 - any failure of a class is its answer
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((each for each in reversed(frames) if "modeling_" in each.filename), frames[-1])
         text = re.sub(r"\s+", " ", str(error))[:160]
         pipe.send(answer | {"reason": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"})
 
@@ -163,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
+    transformers.LlamaForCausalLM  # noqa: B018 - imports what all processes need
     console, found = Console(width=240, highlight=False), []
     for kind, model_type, name in classes(options.kinds):
         if options.only and model_type not in options.only:

@@ -30,8 +30,8 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
 def _find(config: PretrainedConfig, *names: str) -> Any:
     """Return the first of the fields in the configuration or in one inside it."""
     for name in names:
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
+        if (value := vars(config).get(config.attribute_map.get(name, name))) is not None:
+            return value
     inside = (value for value in vars(config).values() if isinstance(value, PretrainedConfig))
     return next((found for each in inside if (found := _find(each, *names)) is not None), None)
 

@@ -59,6 +59,9 @@ def made_small(config: PretrainedConfig) -> PretrainedConfig:
     small._attn_implementation = "eager"
     small._experts_implementation = "batched_mm"
     small.dtype = None
+    for node in nodes:
+        if vars(node).get("use_cache"):
+            node.use_cache = False
     if small.num_labels and small.num_labels > 7:
         small.num_labels = 7
     return small
@@ -96,8 +99,12 @@ class _Node:
     def __init__(self, config: PretrainedConfig, hidden: dict[int, int]) -> None:
         self.config = config
         self.fields = {name: (kind_of(name), value) for name, value in vars(config).items() if not name.startswith("__")}
-        self.heads = _heads({each for value in self.of("heads").values() for each in _flat(value)})
+        spec = vars(config).get("_heterogeneity_spec")
+        self.overrides: dict[int, dict[str, Any]] = spec.per_layer_overrides if spec else {}
+        special = [value for each in self.overrides.values() for name, value in each.items() if kind_of(name) == "heads"]
+        self.heads = _heads(set(_flat([*self.of("heads").values(), special])))
         count, self.width = self._first("num_attention_heads", "heads"), self._primary()
+        self.count = count
         explicit = next((value for name, value in self.of("head").items() if name in ("head_dim", "d_kv", "kv_channels", "attention_head_dim") and is_size(value)), 0)
         dim = explicit or (self.width // count if count and self.width else 0)
         self.unit = Fraction(dim or HEAD, HEAD) if dim >= HEAD else Fraction(1)
@@ -144,20 +151,33 @@ class _Node:
         if self.factor == 1:
             self.factor = factor
         picks = self._picks()
+        spec = vars(self.config).pop("_heterogeneity_spec", None)
         for name, (kind, value) in self.fields.items():
-            function = getattr(self, f"_{kind}", None)
-            if kind == "width":
-                new = _mapped(value, lambda each: hidden.get(each) or self._width(each))
-            elif kind == "token":
-                new = _mapped(value, lambda each: tokens.setdefault(each, VOCABULARY - 1 - len(tokens)) if each >= 64 else each)
-            elif kind in ("layers", "head_layers", "tail_layers", "index", "indices", "period") or self._is_per_layer(value):
-                new = self._layered(kind, value, picks)
-            else:
-                new = _mapped(value, function) if function else value
+            new = self._new(kind, value, picks, hidden, tokens)
             if new != value:
                 setattr(self.config, name, new)
+        if "head_dim" in self.fields and self.fields["head_dim"][1] is None and self.width and self.count:
+            self.config.head_dim = int(self.width / self.factor) // self.heads[self.count]
         self._products()
         self._rope()
+        if spec is not None:
+            self.config.per_layer_config = {
+                place: {
+                    name: self._new(kind_of(name), value, picks, hidden, tokens)
+                    for name, value in self.overrides.get(old, {}).items()
+                }
+                for place, old in enumerate(picks[self._counts()[0]])
+            }
+
+    def _new(self, kind: str, value: Any, picks: dict[int, list[int]], hidden: dict[int, int], tokens: dict[int, int]) -> Any:
+        if kind == "width":
+            return _mapped(value, lambda each: hidden.get(each) or self._width(each))
+        if kind == "token":
+            return _mapped(value, lambda each: tokens.setdefault(each, VOCABULARY - 1 - len(tokens)) if each >= 64 else each)
+        if kind in ("layers", "head_layers", "tail_layers", "index", "indices", "period") or self._is_per_layer(value):
+            return self._layered(kind, value, picks)
+        function = getattr(self, f"_{kind}", None)
+        return _mapped(value, function) if function else value
 
     def _width(self, value: int) -> int:
         if value < 2 * HEAD:
@@ -175,7 +195,7 @@ class _Node:
         return min(value, WINDOW)
 
     def _experts(self, value: int) -> int:
-        return min(value, EXPERTS if max([0, *self.of("group").values()]) > 1 else 4)
+        return min(value, EXPERTS if max([0, *_flat([*self.of("group").values()])]) > 1 else 4)
 
     def _group(self, value: int) -> int:
         return min(value, 4)
@@ -240,7 +260,7 @@ class _Node:
         return {count: _picked(self._kinds(count)) for count in self._counts()}
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        rows: list[list[Any]] = [[0] * count]
+        rows: list[list[Any]] = [[str(self.overrides.get(number)) for number in range(count)]]
         for kind, value in self.fields.values():
             if isinstance(value, list | tuple) and _is_indices(value, count) and kind in ("indices", "layers"):
                 rows.append([number in value for number in range(count)])

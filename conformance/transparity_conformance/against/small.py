@@ -61,6 +61,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
     """Return a small model in float32, ready to be evaluated, whose weights `seed` determines."""
     made = model_class if isinstance(model_class, type) else class_of(config, model_class)
+    config = _part(config, made)
     small = made_small(config)
     try:
         with torch.device("meta"):
@@ -74,6 +75,14 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
     _refuse_large(made, _parameters(model))
     draw(model, seed)
     return model
+
+
+def _part(config: PretrainedConfig, made: Any) -> PretrainedConfig:
+    """Return the configuration inside `config` that the class is built from."""
+    if isinstance(config, made.config_class):
+        return config
+    inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
+    return next((part for each in inside if isinstance(part := _part(each, made), made.config_class)), config)
 
 
 def _parameters(model: torch.nn.Module) -> int:

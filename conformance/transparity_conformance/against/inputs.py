@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,79 +13,192 @@ from transformers import PretrainedConfig
 
 Arrays = dict[str, np.ndarray]
 
+SAMPLES, FIRST, LAST = 4000, 3, 111
+"""Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
+
+MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "inputs")
+
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return arrays that the model's forward takes; of several layouts, the first that runs."""
-    failure: Exception | None = None
-    for inputs in _candidates(model, length, batch, seed):
+    """Return arrays that the model's forward takes by name.
+
+    Args:
+        model: the model; of several layouts that its inputs may have, the first that runs is returned.
+        length: the number of text tokens; a decoder beside an encoder has two less.
+        batch: the number of rows; the last two tokens of the last row are padding.
+        seed: what the numbers are drawn from.
+    """
+    failure: Exception = TypeError(f"{type(model).__name__}.forward takes none of {', '.join(MAIN)}")
+    for number, inputs in enumerate(_Inputs(model, length, batch, seed).candidates()):
         try:
             with torch.no_grad():
-                model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+                model(**tensors(inputs))
         except Exception as error:  # noqa: BLE001 - the next layout is tried
-            failure = failure or error
+            failure = failure if number else error
         else:
             return inputs
-    raise failure or TypeError(f"{type(model).__name__}.forward takes no known input")
+    raise failure
 
 
-def _find(config: PretrainedConfig, *names: str) -> Any:
-    """Return the first of the fields in the configuration or in one inside it."""
-    for name in names:
-        if (value := vars(config).get(config.attribute_map.get(name, name))) is not None:
-            return value
-    inside = (value for value in vars(config).values() if isinstance(value, PretrainedConfig))
-    return next((found for each in inside if (found := _find(each, *names)) is not None), None)
+def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return the inputs as tensors of PyTorch."""
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}
 
 
-def _candidates(model: Any, length: int, batch: int, seed: int) -> Iterator[Arrays]:
-    draw = np.random.default_rng(seed)
-    names = inspect.signature(model.forward).parameters
-    config, main = model.config, model.main_input_name
-    texts = _texts(config, names, main, length, batch, draw)
-    if "pixel_values" in names and main != "input_ids":
-        for shape in _images(config):
-            yield texts | {"pixel_values": draw.standard_normal((batch, *shape), np.float32)}
-    elif main in ("input_features", "input_values", "input_ids") and main in names and main != "input_ids":
-        for shape in _sounds(config, main):
-            yield texts | {main: draw.standard_normal((batch, *shape), np.float32)}
-    elif "input_ids" in names:
-        mask = np.ones((batch, length), np.int64)
+class _Inputs:
+    """Draws the inputs of one model."""
+
+    def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
+        self.model, self.config, self.length, self.batch = model, model.config, length, batch
+        self.draw = np.random.default_rng(seed)
+        self.names = inspect.signature(model.forward).parameters
+        main = model.main_input_name
+        self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
+
+    def candidates(self) -> Iterator[Arrays]:
+        """Yield inputs of several layouts, the likely ones first."""
+        beside = self._beside()
+        if self.main == "input_ids":
+            yield from self._with_features(beside)
+            for shape in self._rows():
+                ids = {"input_ids": self._ids(shape)}
+                yield ids | beside | self._mask(shape)
+                yield ids | beside
+        elif self.main == "pixel_values":
+            for layout in self._images():
+                yield layout | beside
+        elif self.main:
+            for shape in self._sounds():
+                yield {self.main: self._normal(*shape)} | beside
+
+    def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
+        """Return the first of the fields in the configuration, or in one inside it."""
+        fields = vars(config or self.config)
+        for name in names:
+            if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
+                return value
+        inside = (value for value in fields.values() if isinstance(value, PretrainedConfig))
+        return next((found for each in inside if (found := self._find(*names, config=each)) is not None), None)
+
+    def _normal(self, *shape: int) -> np.ndarray:
+        return self.draw.standard_normal(shape, np.float32)
+
+    def _ids(self, shape: tuple[int, ...]) -> np.ndarray:
+        found = self._find("vocab_size", "text_vocab_size", "src_vocab_size", "codebook_size")
+        most = min(each for each in (found, LAST) if isinstance(each, int))
+        return self.draw.integers(min(FIRST, most - 1), most, shape)
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        yield self.batch, self.length
+        for name in ("num_codebooks", "num_channels", "n_codebooks"):
+            if books := self._find(name):
+                yield self.batch * books, self.length
+                yield self.batch, self.length, books
+                yield self.batch, self.length, books + 1
+
+    def _mask(self, shape: tuple[int, ...]) -> Arrays:
+        mask = np.ones(shape[:2], np.int64)
         mask[-1, -2:] = 0
-        yield texts | {"attention_mask": mask} if "attention_mask" in names else texts
-        yield texts
+        return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
+
+    def _beside(self) -> Arrays:
+        """Return what forward takes beside its main input."""
+        found: Arrays = {}
+        shape = (self.batch, self.length)
+        if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
+            found["decoder_input_ids"] = self._ids((self.batch, self.length - 2))
+        if "noise" in self.names and (size := self._find("image_size")):
+            found["noise"] = self.draw.random((self.batch, (size // self._find("patch_size")) ** 2), np.float32)
+        if self.main == "input_ids":
+            if "bbox" in self.names:
+                corners = np.sort(self.draw.integers(0, 32, (*shape, 2, 2)), axis=2)
+                found["bbox"] = corners.reshape(*shape, 4)
+            if "token_type_ids" in self.names and (self._find("type_vocab_size") or 0) > 1:
+                found["token_type_ids"] = self.draw.integers(0, 2, shape)
+            if "lang_ids" in self.names:
+                found["lang_ids"] = np.zeros(self.batch, np.int64)
+        return found
+
+    def _images(self) -> Iterator[Arrays]:
+        channels = self._find("num_channels", "in_channels", "in_chans", "in_channel") or 3
+        size = self._find("image_size", "img_size") or 64
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        frames = self._find("num_frames") or 2
+        aspects = {"aspect_ratio_ids": np.ones((self.batch, 1), np.int64)} if "aspect_ratio_ids" in self.names else {}
+        if aspects:
+            tiles = self._find("max_num_tiles")
+            aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
+            yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, channels, 64, 64)}
+        yield {"pixel_values": self._normal(self.batch, frames, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, 1, channels, height, width)}
+        yield from self._patches(channels)
+
+    def _patches(self, channels: int) -> Iterator[Arrays]:
+        """Yield images as rows of patches, of four by four patches each."""
+        patch = self._find("patch_size")
+        if not isinstance(patch, int):
+            return
+        grid = np.array([[4, 4]] * self.batch)
+        row = channels * patch * patch
+        flat = self._normal(self.batch, 16, row)
+        ones = np.ones((self.batch, 16), np.int64)
+        yield {"pixel_values": flat, "pixel_attention_mask": ones, "spatial_shapes": grid}
+        row *= self._find("temporal_patch_size") or 1
+        grids = np.array([[1, 4, 4]] * self.batch)
+        yield {"pixel_values": self._normal(self.batch * 16, row), "image_grid_thw": grids}
+        yield {"pixel_values": self._normal(self.batch * 16, channels, patch, patch), "image_grid_hws": grid}
+
+    def _sounds(self) -> Iterator[tuple[int, ...]]:
+        names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim")
+        bins = self._find(*names) or 80
+        frames = [2 * (self._find("max_source_positions") or 32), self._find("max_length") or 32, 64, 3000]
+        if self.main in ("input_values", "inputs"):
+            yield self.batch, SAMPLES
+        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 80, 128)):
+            yield self.batch, features, count
+            yield self.batch, count, features
+        yield self.batch, SAMPLES
+        yield self.batch, 1, SAMPLES
+
+    def _with_features(self, beside: Arrays) -> Iterator[Arrays]:
+        """Yield texts that open with as many placeholders as an image, or a sound, has features."""
+        parts = (
+            ("pixel_values", "get_image_features", ("image_token_id", "image_token_index", "media_token_id"), self._images),
+            ("input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), self._heard),
+        )
+        for name, method, tokens, layouts in parts:
+            token, extract = self._find(*tokens), getattr(self.model, method, None)
+            if name not in self.names or token is None or extract is None:
+                continue
+            takes = inspect.signature(extract).parameters
+            for layout in layouts():
+                try:
+                    with torch.no_grad():
+                        given = {key: value for key, value in tensors(layout).items() if key in takes}
+                        count = _rows_of(extract(**given)) // self.batch
+                except Exception:  # noqa: BLE001, S112 - the next layout is tried
+                    continue
+                ids = np.concatenate([np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1)
+                shape = ids.shape
+                yield layout | {"input_ids": ids} | self._mask(shape)
+                yield layout | {"input_ids": ids, "mm_token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+                yield layout | {"input_ids": ids, "token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+
+    def _heard(self) -> Iterator[Arrays]:
+        for shape in self._sounds():
+            yield {"input_features": self._normal(*shape)}
+            for name in ("input_features_mask", "feature_attention_mask", "attention_mask"):
+                yield {"input_features": self._normal(*shape), name: np.ones((self.batch, shape[-1]), np.int64)}
 
 
-def _texts(config: PretrainedConfig, names: Any, main: str, length: int, batch: int, draw: np.random.Generator) -> Arrays:
-    found = {}
-    vocabulary = _find(config, "vocab_size", "text_vocab_size", "src_vocab_size") or 32
-    if main == "input_ids":
-        found["input_ids"] = draw.integers(3, min(vocabulary, 64), (batch, length))
-    if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = draw.integers(3, min(vocabulary, 64), (batch, length - 2))
-    if "bbox" in names and main == "input_ids":
-        corners = np.sort(draw.integers(0, 32, (batch, length, 2, 2)), axis=2)
-        found["bbox"] = corners.reshape(batch, length, 4)
-    if "token_type_ids" in names and main == "input_ids" and (_find(config, "type_vocab_size") or 0) > 1:
-        found["token_type_ids"] = draw.integers(0, 2, (batch, length))
-    return found
-
-
-def _images(config: PretrainedConfig) -> Iterator[tuple[int, ...]]:
-    channels = _find(config, "num_channels", "in_channels", "in_chans") or 3
-    size = _find(config, "image_size", "img_size") or 64
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    yield channels, height, width
-    yield channels, 64, 64
-    yield _find(config, "num_frames") or 2, channels, height, width
-
-
-def _sounds(config: PretrainedConfig, main: str) -> Iterator[tuple[int, ...]]:
-    bins = _find(config, "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim") or 80
-    positions = _find(config, "max_source_positions", "max_length") or 32
-    if main == "input_values":
-        yield (4000,)
-    yield bins, 2 * positions
-    yield 2 * positions, bins
-    yield positions, bins
-    yield (4000,)
-    yield 1, 4000
+def _rows_of(features: Any) -> int:
+    """Return how many vectors there are in what a model extracts from images or sounds."""
+    for name in ("pooler_output", "last_hidden_state"):
+        if getattr(features, name, None) is not None:
+            features = getattr(features, name)
+            break
+    if isinstance(features, list | tuple):
+        return sum(_rows_of(each) for each in features)
+    return features.numel() // features.shape[-1]

@@ -33,7 +33,8 @@ KINDS = (
     ("patch", r"^patch_size$"),
     ("place", r"_layer(_id|_index)?$"),
     ("places", r"(idxs|indexes|indices|layer_ids)$"),
-    ("layers", r"layers?$|^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
+    ("depths", r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
+    ("layers", r"layers?$"),
     ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|filters|latents)$"),
     ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$"),
 )
@@ -176,7 +177,7 @@ class _Node:
     def _new(self, kind: str, value: Any) -> Any:
         if _is_list(value) and len(value) > 2 and len(value) in self.picks and not self._are_places(kind, value):
             return self._new_number(kind, type(value)(value[old] for old in self.picks[len(value)]))
-        if kind in ("layers", "first", "last", "place", "places"):
+        if kind in ("layers", "depths", "first", "last", "place", "places"):
             return self._new_layers(kind, value)
         return self._new_number(kind, value)
 
@@ -206,8 +207,8 @@ class _Node:
 
     def _has_stages(self) -> bool:
         """Return whether there are depths or widths of several stages."""
-        lists = [*self.of("layers").values(), *self.of("width").values()]
-        return any(_is_list(value) and len(value) > 1 and not isinstance(value[0], str) for value in lists)
+        lists = [*self.of("depths").values(), *self.of("width").values()]
+        return any(_is_list(value) and len(value) > 1 for value in lists)
 
     def _heads_and_sizes(self) -> None:
         """Keep heads times their size what it was: a multiple of the width, or another width."""
@@ -245,10 +246,9 @@ class _Node:
 
     def _counts(self) -> list[int]:
         """Return the numbers of layers, but not of stages, which are all kept."""
-        counts = [value for value in self.of("layers").values() if _is_size(value)]
-        lists = [value for value in self.of("layers").values() if _is_list(value)]
-        stages = {len(value) for value in lists if _flat(value) and not _are_increasing(value)}
-        return [count for count in counts if count not in stages]
+        stages = {len(value) for value in self.of("depths").values() if _is_list(value)}
+        counts = [*self.of("layers").values(), *self.of("depths").values()]
+        return [count for count in counts if _is_size(count) and count not in stages]
 
     def _are_places(self, kind: str, value: Any) -> bool:
         return kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
@@ -275,8 +275,8 @@ class _Node:
         if _is_list(value):
             if kept and self._are_places(kind, value):
                 return type(value)(new for new, old in enumerate(kept) if old in value) or type(value)([len(kept) - 1])
-            return _mapped(value, lambda each: min(each, 2)) if kind == "layers" else value
-        if kind == "layers" and value in self.picks and not isinstance(value, bool):
+            return _mapped(value, lambda each: min(each, 2)) if kind == "depths" else value
+        if kind in ("layers", "depths") and value in self.picks:
             return len(self.picks[value])
         if kind == "first" and _is_size(value):
             return sum(old < value for old in kept)

@@ -119,6 +119,7 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
         for answer in measured(model_type, name):
             pipe.send(answer)
     except Exception as error:  # noqa: BLE001 - any failure of a class is its answer
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((each for each in reversed(frames) if "modeling_" in each.filename), frames[-1])
         text = re.sub(r"\s+", " ", str(error))[:160]

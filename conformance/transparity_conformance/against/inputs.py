@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
 
-MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "inputs")
+MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
@@ -67,6 +67,13 @@ class _Inputs:
         elif self.main == "pixel_values":
             for layout in self._images():
                 yield layout | beside
+        elif self.main == "pixel_values_videos":
+            for layout in self._images():
+                yield {self.main: layout["pixel_values"]}
+        elif self.main == "inputs":
+            yield {self.main: self._ids((self.batch, self.length))}
+            yield {self.main: self._normal(self.batch, 3, 224, 224)}
+            yield from ({self.main: self._normal(*shape)} | beside for shape in self._sounds())
         elif self.main:
             for shape in self._sounds():
                 yield {self.main: self._normal(*shape)} | beside
@@ -107,7 +114,7 @@ class _Inputs:
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
             found["decoder_input_ids"] = self._ids((self.batch, self.length - 2))
-        if "noise" in self.names and (size := self._find("image_size")):
+        if "noise" in self.names and isinstance(size := self._find("image_size"), int):
             found["noise"] = self.draw.random((self.batch, (size // self._find("patch_size")) ** 2), np.float32)
         if self.main == "input_ids":
             if "bbox" in self.names:
@@ -156,7 +163,7 @@ class _Inputs:
         frames = [2 * (self._find("max_source_positions") or 32), self._find("max_length") or 32, 64, 3000]
         if self.main in ("input_values", "inputs"):
             yield self.batch, SAMPLES
-        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 80, 128)):
+        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 4 * bins, 80)):
             yield self.batch, features, count
             yield self.batch, count, features
         yield self.batch, SAMPLES

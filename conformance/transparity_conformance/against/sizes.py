@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 KINDS = (
     ("keep", r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"),
     ("keep", r"^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^(d_)?hash|^num_latents$"),
+    ("filters", r"num_filters$"),
     ("codebook", r"^codebook_size$|^num_embeddings$"),
     ("token", r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$"),
     ("vocabulary", r"vocab"),
@@ -35,12 +36,12 @@ KINDS = (
     ("places", r"(idxs|indexes|indices|layer_ids)$"),
     ("depths", r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
     ("layers", r"layers?$"),
-    ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|filters|latents)$"),
+    ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|latents|upsample_groups)$"),
     ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$"),
 )
 """Kinds of fields and their names; the first that matches counts."""
 
-MOST = {"vocabulary": 131, "codebook": 32, "positions": 64, "window": 8, "group": 4, "chosen": 2, "picked": 4}
+MOST = {"vocabulary": 131, "codebook": 32, "positions": 64, "window": 8, "group": 4, "chosen": 2, "picked": 4, "filters": 4}
 """The largest small number of some kinds."""
 
 HEAD, NARROWEST, PREFIX = 16, 32, 6
@@ -191,13 +192,15 @@ class _Node:
             "experts": lambda each: min(each, 8 if max(_flat([*self.of("group").values()]), default=1) > 1 else 4),
             "image": self._new_image,
             "patch": lambda each: each if self._has_stages() else min(each, 4),
-            "window": lambda each: min(each, 8 if self._has_stages() or not self.of("patch") else 2 if each < 64 else 8),
+            "window": lambda each: min(each, 2 if self.of("patch") and each < 64 else 8),
         }.get(kind)
         return _mapped(value, function or (lambda each: min(each, MOST.get(kind, each))))
 
     def _new_width(self, value: int) -> int:
         if value in self.widths and value >= NARROWEST:
             return self.widths[value]
+        if value <= 4:
+            return value
         exact = value / self.factor
         return int(exact) if exact.denominator == 1 and exact % 8 == 0 else max(8, round(exact / 8) * 8)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, PretrainedConfig
@@ -19,6 +19,9 @@ from transparity_conformance.against.sizes import made_small as made_small
 
 LARGEST = 30_000_000
 """Parameters that a small model may have."""
+
+KEPT: tuple[tuple[str, ...], ...] = ((), ("depths",), ("width", "head", "heads"), ("image", "patch", "window"))
+"""Ways to make a configuration small: the kinds of sizes that are kept."""
 
 AUTO = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
 """Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
@@ -59,22 +62,41 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small model in float32, ready to be evaluated, whose weights `seed` determines."""
-    made = model_class if isinstance(model_class, type) else class_of(config, model_class)
-    config = _part(config, made)
-    small = made_small(config)
-    try:
-        with torch.device("meta"):
-            _refuse_large(made, _parameters(made(small)))
-    except TransparityError:
-        raise
-    except Exception:
-        pass
+    """Return a small model in float32, ready to be evaluated, whose weights `seed` determines.
+
+    Of several ways to make the configuration small, the first whose model runs is taken.
+    """
+    made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
+    failures: list[Exception] = []
+    for keep in KEPT:
+        try:
+            model = _drawn(made, made_small(_part(config, made), keep), seed)
+            example_inputs(model)
+        except Exception as error:  # noqa: BLE001 - the next way is tried
+            failures.append(error)
+        else:
+            return model
+    if isinstance(failures[0], TransparityError):
+        raise failures[0]
+    raise TransparityError(
+        f"{made.__name__} does not run when made small ({shown(str(failures[0]))}); expected a model of texts, images or sounds."
+    ) from failures[0]
+
+
+def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
+    with torch.device("meta"), contextlib.suppress(RuntimeError, NotImplementedError):
+        _refuse_large(made(copy.deepcopy(small)))
     torch.manual_seed(seed)
-    model = made(made_small(config)).eval().float()
-    _refuse_large(made, _parameters(model))
+    model = made(small).eval().float()
+    _refuse_large(model)
     draw(model, seed)
     return model
+
+
+def _refuse_large(model: torch.nn.Module) -> None:
+    if (count := sum(each.numel() for each in model.parameters())) > LARGEST:
+        name = type(model).__name__
+        raise TransparityError(f"{name} has {count:,} parameters when made small; expected at most {LARGEST:,}.")
 
 
 def _part(config: PretrainedConfig, made: Any) -> PretrainedConfig:
@@ -83,15 +105,6 @@ def _part(config: PretrainedConfig, made: Any) -> PretrainedConfig:
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
     return next((part for each in inside if isinstance(part := _part(each, made), made.config_class)), config)
-
-
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters())
-
-
-def _refuse_large(made: type, count: int) -> None:
-    if count > LARGEST:
-        raise TransparityError(f"{made.__name__} has {count:,} parameters when made small; expected at most {LARGEST:,}.")
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers.models.auto import modeling_auto
 
-from transparity_conformance.against.small import build, example_inputs
+from transparity_conformance.against.small import build, example_inputs, part_of
 
 SECONDS, BYTES = 60, 12 << 30
 """The limits of one class."""
@@ -46,7 +46,22 @@ KINDS = {
 }
 """Auto mappings of transformers, `MODEL_FOR_…_MAPPING_NAMES`, by kind of model."""
 
-STAGES = ("classes", "builds", "runs", "exact")
+STAGES = ("listed", "exists", "builds", "runs", "exact")
+"""How far a class comes. It exists if its default configuration builds it, without weights."""
+
+LACKING: dict[str, dict[str, Any]] = {
+    "cohere_compass": {},
+    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "nemotron": {"num_key_value_heads": 8},
+    "reformer": {"is_decoder": True},
+    "wav2vec2-bert": {"vocab_size": 32},
+    "wav2vec2-conformer": {"vocab_size": 32},
+}
+"""Fields that every published configuration has and the default one lacks."""
 
 NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -77,6 +92,22 @@ def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
                     yield kind, model_type, name
 
 
+def configured(model_type: str) -> Any:
+    """Return the default configuration with what it lacks."""
+    return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, {}))
+
+
+def exists(model_type: str, name: str) -> bool:
+    """Return whether a class can be built from its default configuration."""
+    try:
+        made = getattr(transformers, name)
+        with torch.device("meta"):
+            made(part_of(configured(model_type), made))
+    except Exception:  # noqa: BLE001 - any failure says no
+        return False
+    return True
+
+
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Return the floating tensors that a forward pass returns."""
     with torch.no_grad():
@@ -85,10 +116,9 @@ def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[tor
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     """Yield the answer so far after each stage."""
-    answer: dict[str, Any] = {"stage": "classes", "reason": ""}
+    answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
-    config = transformers.CONFIG_MAPPING[model_type]()
-    model = build(config, getattr(transformers, name))
+    model = build(configured(model_type), getattr(transformers, name))
     inputs = {key: torch.from_numpy(value) for key, value in example_inputs(model).items()}
     answer |= {"stage": "builds", "parameters": sum(each.numel() for each in model.parameters())}
     yield answer
@@ -98,7 +128,7 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     torch.set_default_dtype(torch.float64)
     with Exact():
         wide = outputs(copy.deepcopy(model).double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
-    errors = [_error(*pair) for pair in zip(narrow, wide, strict=True)]
+    errors = [_error(*pair, inputs.get("attention_mask")) for pair in zip(narrow, wide, strict=True)]
     if any(each.dtype != torch.float64 for each in wide):
         raise ArithmeticError("an output of the float64 run is not float64")
     if not errors or not max(errors) < TOLERANCE:
@@ -106,7 +136,9 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     yield answer | {"stage": "exact", "error": max(errors)}
 
 
-def _error(narrow: torch.Tensor, wide: torch.Tensor) -> float:
+def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) -> float:
+    if mask is not None and wide.shape[:2] == mask.shape:  # what is computed of padding means nothing
+        narrow, wide = narrow[mask > 0], wide[mask > 0]
     if not wide.isfinite().all() or wide.numel() == 0:
         return float("inf")
     return float((narrow - wide).abs().max() / wide.abs().max().clamp(min=1e-30))
@@ -121,6 +153,10 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
     except Exception as error:  # noqa: BLE001 - any failure of a class is its answer
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         frames = traceback.extract_tb(error.__traceback__)
+        if answer.get("stage") == "exists" and any(each.name == "example_inputs" for each in frames):
+            answer |= {"stage": "builds"}
+        elif answer.get("stage") == "exists" and not exists(model_type, name):
+            answer |= {"stage": "listed"}
         frame = next((each for each in reversed(frames) if "modeling_" in each.filename), frames[-1])
         text = re.sub(r"\s+", " ", str(error))[:160]
         pipe.send(answer | {"reason": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"})
@@ -130,7 +166,7 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
     """Return how far a class came, in a process with limits of time and memory."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
-    began, answer = time.monotonic(), {"stage": "classes", "reason": "killed"}
+    began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}
     process.start()
     theirs.close()
     try:
@@ -151,7 +187,7 @@ def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     for kind in dict.fromkeys(kind for kind, _ in found):
         reached = Counter(STAGES.index(answer["stage"]) for each, answer in found if each == kind)
         counts = [sum(reached[later] for later in range(stage, len(STAGES))) for stage in range(len(STAGES))]
-        shown.add_row(kind, *map(str, counts), f"{counts[-1] / counts[0]:.1%}")
+        shown.add_row(kind, *map(str, counts), f"{counts[-1] / max(counts[1], 1):.1%}")
     return shown
 
 

@@ -65,6 +65,10 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
     small = copy.deepcopy(config)
     configs, widths, tokens = list(_configs(small, set())), {}, {}
     nodes = [_Node(each, widths, tokens, keep) for each in configs]
+    if "ratios" in keep:
+        factor = min((each.factor for each in nodes if each.width), default=Fraction(1))
+        widths = {width: round(width / factor) for width in widths}
+        nodes = [_Node(each, widths, tokens, keep) for each in configs]
     factor = next((each.factor for each in nodes if each.width), Fraction(1))
     for node in nodes:
         node.factor = node.factor if node.width else factor
@@ -135,7 +139,8 @@ class _Node:
 
     def _width(self) -> int:
         names = [*WIDTHS, *(name for name, value in self.of("width").items() if _is_list(value))]
-        if any(_is_list(value) for value in self.of("heads").values()):  # the first stage's; hidden_size is the last's
+        lists = [value for value in self.of("heads").values() if _is_list(value)]
+        if any(len(value) not in self.picks for value in lists):  # of stages, of which hidden_size is the last's width
             names.remove("hidden_size")
         return 0 if "width" in self.keep else self._named(*names)
 
@@ -145,7 +150,7 @@ class _Node:
         dim = self._named(*DIMS) or (self.width // count if count else 0)
         together = bool(count) and count * dim == self.width
         heads = math.lcm(*(self.heads[each] for each in (count, *_flat([*self.of("heads").values()])) if self._splits(each)))
-        unit = HEAD if together else HEAD + 8
+        unit = dim if "head" in self.keep else HEAD if together else HEAD + 8
         if not count:
             heads, unit = 1, 32
         while heads * unit in self.widths.values() and self.width not in self.widths:

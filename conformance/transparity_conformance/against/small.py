@@ -20,8 +20,15 @@ from transparity_conformance.against.sizes import made_small as made_small
 LARGEST = 30_000_000
 """Parameters that a small model may have."""
 
-KEPT: tuple[tuple[str, ...], ...] = ((), ("depths",), ("width", "head", "heads"), ("image", "patch", "window"))
-"""Ways to make a configuration small: the kinds of sizes that are kept."""
+KEPT: tuple[tuple[str, ...], ...] = (
+    (),
+    ("ratios",),
+    ("depths",),
+    ("head",),
+    ("width", "head", "heads"),
+    ("image", "patch", "window"),
+)
+"""Ways to make a configuration small: the kinds of sizes that are kept, or the ratios of the widths of its parts."""
 
 AUTO = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
 """Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
@@ -70,7 +77,7 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
     failures: list[Exception] = []
     for keep in KEPT:
         try:
-            model = _drawn(made, made_small(_part(config, made), keep), seed)
+            model = _drawn(made, made_small(part_of(config, made), keep), seed)
             example_inputs(model)
         except Exception as error:  # noqa: BLE001 - the next way is tried
             failures.append(error)
@@ -99,12 +106,12 @@ def _refuse_large(model: torch.nn.Module) -> None:
         raise TransparityError(f"{name} has {count:,} parameters when made small; expected at most {LARGEST:,}.")
 
 
-def _part(config: PretrainedConfig, made: Any) -> PretrainedConfig:
+def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
     """Return the configuration inside `config` that the class is built from."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
-    return next((part for each in inside if isinstance(part := _part(each, made), made.config_class)), config)
+    return next((part for each in inside if isinstance(part := part_of(each, made), made.config_class)), config)
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:

@@ -1,1 +1,1 @@
-"""Measure `check PORT --against REFERENCE` on ports with one generic mistake each."""
+"""Measures of the check of one implementation against another."""

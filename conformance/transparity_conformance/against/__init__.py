@@ -1,1 +1,1 @@
-"""Two implementations side by side: where they part, on which lines, and which edit of one gives the other's numbers."""
+"""Two implementations side by side: the lines on which they differ, and the edit of one that gives the other."""

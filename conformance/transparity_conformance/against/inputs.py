@@ -1,0 +1,211 @@
+"""Inputs of a model of transformers, by the names of its forward."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+Arrays = dict[str, np.ndarray]
+
+SAMPLES, FIRST, LAST = 4000, 3, 111
+"""Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
+
+MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
+
+
+def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
+    """Return arrays that the model's forward takes by name.
+
+    Args:
+        model: the model; of several layouts that its inputs may have, the first that runs is returned.
+        length: the number of text tokens; a decoder beside an encoder has two less.
+        batch: the number of rows; the last two tokens of the last row are padding.
+        seed: what the numbers are drawn from.
+    """
+    failure: Exception = TypeError(f"{type(model).__name__}.forward takes none of {', '.join(MAIN)}")
+    for number, inputs in enumerate(_Inputs(model, length, batch, seed).candidates()):
+        try:
+            with torch.no_grad():
+                model(**tensors(inputs))
+        except Exception as error:  # noqa: BLE001 - the next layout is tried
+            failure = failure if number else error
+        else:
+            return inputs
+    raise failure
+
+
+def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return the inputs as tensors of PyTorch."""
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}
+
+
+class _Inputs:
+    """Draws the inputs of one model."""
+
+    def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
+        self.model, self.config, self.length, self.batch = model, model.config, length, batch
+        self.draw = np.random.default_rng(seed)
+        self.names = inspect.signature(model.forward).parameters
+        main = model.main_input_name
+        self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
+
+    def candidates(self) -> Iterator[Arrays]:
+        """Yield inputs of several layouts, the likely ones first."""
+        beside = self._beside()
+        if self.main == "input_ids":
+            yield from self._with_features(beside)
+            for shape in self._rows():
+                ids = {"input_ids": self._ids(shape)}
+                yield ids | beside | self._mask(shape)
+                yield ids | beside
+        elif self.main == "pixel_values":
+            for layout in self._images():
+                yield layout | beside
+        elif self.main == "pixel_values_videos":
+            for layout in self._images():
+                yield {self.main: layout["pixel_values"]}
+        elif self.main == "inputs":
+            yield {self.main: self._ids((self.batch, self.length))}
+            yield {self.main: self._normal(self.batch, 3, 224, 224)}
+            yield from ({self.main: self._normal(*shape)} | beside for shape in self._sounds())
+        elif self.main:
+            for shape in self._sounds():
+                yield {self.main: self._normal(*shape)} | beside
+
+    def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
+        """Return the first of the fields in the configuration, or in one inside it."""
+        fields = vars(config or self.config)
+        for name in names:
+            if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
+                return value
+        inside = (value for value in fields.values() if isinstance(value, PretrainedConfig))
+        return next((found for each in inside if (found := self._find(*names, config=each)) is not None), None)
+
+    def _normal(self, *shape: int) -> np.ndarray:
+        return self.draw.standard_normal(shape, np.float32)
+
+    def _ids(self, shape: tuple[int, ...]) -> np.ndarray:
+        found = self._find("vocab_size", "text_vocab_size", "src_vocab_size", "codebook_size")
+        most = min(each for each in (found, LAST) if isinstance(each, int))
+        return self.draw.integers(min(FIRST, most - 1), most, shape)
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        yield self.batch, self.length
+        for name in ("num_codebooks", "num_channels", "n_codebooks"):
+            if books := self._find(name):
+                yield self.batch * books, self.length
+                yield self.batch, self.length, books
+                yield self.batch, self.length, books + 1
+
+    def _mask(self, shape: tuple[int, ...]) -> Arrays:
+        mask = np.ones(shape[:2], np.int64)
+        mask[-1, -2:] = 0
+        return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
+
+    def _beside(self) -> Arrays:
+        """Return what forward takes beside its main input."""
+        found: Arrays = {}
+        shape = (self.batch, self.length)
+        if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
+            found["decoder_input_ids"] = self._ids((self.batch, self.length - 2))
+        if "noise" in self.names and isinstance(size := self._find("image_size"), int):
+            found["noise"] = self.draw.random((self.batch, (size // self._find("patch_size")) ** 2), np.float32)
+        if self.main == "input_ids":
+            if "bbox" in self.names:
+                corners = np.sort(self.draw.integers(0, 32, (*shape, 2, 2)), axis=2)
+                found["bbox"] = corners.reshape(*shape, 4)
+            if "token_type_ids" in self.names and (self._find("type_vocab_size") or 0) > 1:
+                found["token_type_ids"] = self.draw.integers(0, 2, shape)
+            if "lang_ids" in self.names:
+                found["lang_ids"] = np.zeros(self.batch, np.int64)
+        return found
+
+    def _images(self) -> Iterator[Arrays]:
+        channels = self._find("num_channels", "in_channels", "in_chans", "in_channel") or 3
+        size = self._find("image_size", "img_size") or 64
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        frames = self._find("num_frames") or 2
+        aspects = {"aspect_ratio_ids": np.ones((self.batch, 1), np.int64)} if "aspect_ratio_ids" in self.names else {}
+        if aspects:
+            tiles = self._find("max_num_tiles")
+            aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
+            yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, channels, 64, 64)}
+        yield {"pixel_values": self._normal(self.batch, frames, channels, height, width)}
+        yield {"pixel_values": self._normal(self.batch, 1, channels, height, width)}
+        yield from self._patches(channels)
+
+    def _patches(self, channels: int) -> Iterator[Arrays]:
+        """Yield images as rows of patches, of four by four patches each."""
+        patch = self._find("patch_size")
+        if not isinstance(patch, int):
+            return
+        grid = np.array([[4, 4]] * self.batch)
+        row = channels * patch * patch
+        flat = self._normal(self.batch, 16, row)
+        ones = np.ones((self.batch, 16), np.int64)
+        yield {"pixel_values": flat, "pixel_attention_mask": ones, "spatial_shapes": grid}
+        row *= self._find("temporal_patch_size") or 1
+        grids = np.array([[1, 4, 4]] * self.batch)
+        yield {"pixel_values": self._normal(self.batch * 16, row), "image_grid_thw": grids}
+        yield {"pixel_values": self._normal(self.batch * 16, channels, patch, patch), "image_grid_hws": grid}
+
+    def _sounds(self) -> Iterator[tuple[int, ...]]:
+        names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim")
+        bins = self._find(*names) or 80
+        frames = [2 * (self._find("max_source_positions") or 32), self._find("max_length") or 32, 64, 3000]
+        if self.main in ("input_values", "inputs"):
+            yield self.batch, SAMPLES
+        for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 4 * bins, 80)):
+            yield self.batch, features, count
+            yield self.batch, count, features
+        yield self.batch, SAMPLES
+        yield self.batch, 1, SAMPLES
+
+    def _with_features(self, beside: Arrays) -> Iterator[Arrays]:
+        """Yield texts that open with as many placeholders as an image, or a sound, has features."""
+        parts = (
+            ("pixel_values", "get_image_features", ("image_token_id", "image_token_index", "media_token_id"), self._images),
+            ("input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), self._heard),
+        )
+        for name, method, tokens, layouts in parts:
+            token, extract = self._find(*tokens), getattr(self.model, method, None)
+            if name not in self.names or token is None or extract is None:
+                continue
+            takes = inspect.signature(extract).parameters
+            for layout in layouts():
+                try:
+                    with torch.no_grad():
+                        given = {key: value for key, value in tensors(layout).items() if key in takes}
+                        count = _rows_of(extract(**given)) // self.batch
+                except Exception:  # noqa: BLE001, S112 - the next layout is tried
+                    continue
+                ids = np.concatenate([np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1)
+                shape = ids.shape
+                yield layout | {"input_ids": ids} | self._mask(shape)
+                yield layout | {"input_ids": ids, "mm_token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+                yield layout | {"input_ids": ids, "token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+
+    def _heard(self) -> Iterator[Arrays]:
+        for shape in self._sounds():
+            yield {"input_features": self._normal(*shape)}
+            for name in ("input_features_mask", "feature_attention_mask", "attention_mask"):
+                yield {"input_features": self._normal(*shape), name: np.ones((self.batch, shape[-1]), np.int64)}
+
+
+def _rows_of(features: Any) -> int:
+    """Return how many vectors there are in what a model extracts from images or sounds."""
+    for name in ("pooler_output", "last_hidden_state"):
+        if getattr(features, name, None) is not None:
+            features = getattr(features, name)
+            break
+    if isinstance(features, list | tuple):
+        return sum(_rows_of(each) for each in features)
+    return features.numel() // features.shape[-1]

@@ -1,0 +1,138 @@
+"""Models of transformers that are small enough for a CPU, with drawn weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto import modeling_auto
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.against.inputs import example_inputs as example_inputs
+from transparity_conformance.against.sizes import made_small as made_small
+
+LARGEST = 30_000_000
+"""Parameters that a small model may have."""
+
+KEPT: tuple[tuple[str, ...], ...] = (
+    (),
+    ("ratios",),
+    ("depths",),
+    ("head",),
+    ("width", "head", "heads"),
+    ("image", "patch", "window"),
+)
+"""Ways to make a configuration small: the kinds of sizes that are kept, or the ratios of the widths of its parts."""
+
+AUTO = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
+"""Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
+
+
+def read_config(path: str | Path) -> PretrainedConfig:
+    """Return the configuration in a config.json or in a folder that has one."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TransparityError(f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__}).") from error
+    model_type = fields.get("model_type") if isinstance(fields, dict) else None
+    if model_type not in transformers.CONFIG_MAPPING:
+        version = transformers.__version__
+        raise TransparityError(f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}.")
+    try:
+        return AutoConfig.for_model(**fields)
+    except Exception as error:
+        raise TransparityError(f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}.") from error
+
+
+def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
+    """Return the named class, else the one that the configuration names, else that of the first auto mapping."""
+    names = [model_class] if model_class else [*(config.architectures or ())]
+    for auto in () if names else AUTO:
+        names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
+    names = names or _names(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type, ()))
+    found = getattr(transformers, names[0], None) if names else None
+    if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
+        what = f"class {shown(names[0])}" if names else f"class for model_type {shown(config.model_type)}"
+        raise TransparityError(f"transformers {transformers.__version__} has no {what}; expected the name of a model.")
+    return found
+
+
+def _names(names: str | tuple[str, ...]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
+    """Return a small model in float32, ready to be evaluated, whose weights `seed` determines.
+
+    Of several ways to make the configuration small, the first whose model runs is taken.
+    """
+    made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
+    failures: list[Exception] = []
+    for keep in KEPT:
+        try:
+            model = _drawn(made, made_small(part_of(config, made), keep), seed)
+            example_inputs(model)
+        except Exception as error:  # noqa: BLE001 - the next way is tried
+            failures.append(error)
+        else:
+            return model
+    if isinstance(failures[0], TransparityError):
+        raise failures[0]
+    raise TransparityError(
+        f"{made.__name__} does not run when made small ({shown(str(failures[0]))}); expected a model of texts, images or sounds."
+    ) from failures[0]
+
+
+def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
+    with torch.device("meta"), contextlib.suppress(RuntimeError, NotImplementedError):
+        _refuse_large(made(copy.deepcopy(small)))
+    torch.manual_seed(seed)
+    model = made(small).eval().float()
+    _refuse_large(model)
+    draw(model, seed)
+    return model
+
+
+def _refuse_large(model: torch.nn.Module) -> None:
+    if (count := sum(each.numel() for each in model.parameters())) > LARGEST:
+        name = type(model).__name__
+        raise TransparityError(f"{name} has {count:,} parameters when made small; expected at most {LARGEST:,}.")
+
+
+def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
+    """Return the configuration inside `config` that the class is built from."""
+    if isinstance(config, made.config_class):
+        return config
+    inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
+    return next((part for each in inside if isinstance(part := part_of(each, made), made.config_class)), config)
+
+
+def draw(model: torch.nn.Module, seed: int) -> None:
+    """Replace every parameter and every statistic by drawn numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            noise = torch.randn(each.shape, generator=generator)
+            if id(each) in rows:
+                scale = torch.rand((len(each), *[1] * (each.ndim - 1)), generator=generator)
+                each.copy_(noise * 10 ** (-2 * scale))
+            elif each.ndim < 2:
+                each.copy_(_centre(each) + 0.3 * noise)
+            else:
+                each.copy_(noise / each[0].numel() ** 0.5 if each.ndim > 3 else noise / each.shape[-1] ** 0.5)
+        for name, each in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                noise = 0.3 * torch.randn(each.shape, generator=generator)
+                each.copy_(noise if name.endswith("mean") else noise.exp())
+
+
+def _centre(weight: torch.Tensor) -> Any:
+    return torch.nan_to_num(weight, 0.0, 0.0, 0.0)

@@ -102,6 +102,11 @@ LENGTH_HELP = (
     "With --checkpoint or --config: compare the logits of a prompt of N tokens, too, at every position. Repeat it for "
     "several."
 )
+AGAINST_HELP = (
+    "Another implementation as the reference: transformers (with --config config.json or --checkpoint), "
+    "theirs.py:load, or theirs.py:Model, whose tensors have the same names."
+)
+INPUTS_HELP = "With --against: a Python file with `inputs`, a list of dicts of arrays by the names of the arguments."
 HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
 AS_HUB_HELP = "With --family: write a small model, as a hub keeps it, with drawn weights."
 EXPORTED_HELP = "Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights."
@@ -142,6 +147,10 @@ HeadChoice = Annotated[Head | None, _option("--head", None, HEAD_HELP)]
 Precision = Annotated[
     Dtype, _option("--dtype", None, 'The precision of the port; passed to a build that takes dtype="…".')
 ]
+
+
+Against = Annotated[str | None, _option("--against", "REFERENCE", AGAINST_HELP)]
+InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
@@ -248,11 +257,18 @@ def check(
     layers: Layers = None,
     length: Length = None,
     ranks: Ranks = 1,
+    against: Against = None,
+    inputs: InputsFile = None,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
     **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
+    if against is not None or inputs is not None:
+        others = [preset, family, head, command, adapter, audit, by_layer, layers, length, *sections.values()]
+        asked_for = (port, against, config, checkpoint, inputs, dtype, timeout, budget)
+        _check_against(asked_for, json_file, html_file, has_others=any(others) or ranks > 1 or not taps)
+        return
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
@@ -267,6 +283,25 @@ def check(
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
     _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
+
+
+def _check_against(asked: tuple[Any, ...], json_file: Path | None, html_file: Path | None, *, has_others: bool) -> None:
+    """Check a port against another implementation."""
+    port, against, *rest = asked
+    with _for_people(json_file, html_file), _one_sentence():
+        from transparity_conformance.against.check import Request, check_against
+
+        if port is None or against is None or has_others:
+            raise UsageError(
+                "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
+                "--budget alone; leave out the other options."
+            )
+        check_writable(json_file, html_file)
+        _print_now(f"Checking {safe(port)} against {safe(against)} ({rest[3]}) …")
+        with progress_bar() as progress:
+            report = check_against(Request(port, against, *rest), progress)
+        _show(report)
+    _finish([report], json_file, html_file)
 
 
 @app.command()

@@ -10,7 +10,6 @@ import numpy as np
 
 from transparity_conformance.against.departures import Comparer, Comparison, Departure, Recorded
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.against.values import shares
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation, Source
@@ -111,7 +110,7 @@ def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Cl
         return dataclasses.replace(outcome, notes=("no operation of the port differs from the reference's",))
     return dataclasses.replace(
         outcome,
-        partings=[_parting(comparer, each) for each in found],
+        partings=[_parting(comparer, each if now.agrees else dataclasses.replace(each, edit=None)) for each in found],
         residual=difference(now.values[comparer.program.answer].numpy(), comparer.port.answer),
         confirmed=[chosen.probe, *(name for name in others if name not in failing)],
         unconfirmed=failing,
@@ -127,7 +126,7 @@ def _confirmed(comparer: Comparer, others: Mapping[str, Comparer]) -> tuple[list
             tried = replaced
             failing = _failing(comparer, tried, others)
         if not failing:
-            return tried, comparer.compared(comparer.changes_of(tried)), []
+            return tried, comparer.compared(comparer.changes_of(tried), now.shares), []
         doubtful = max((each for each in found if each.edit), key=lambda each: each.edit.rank, default=None)
         if doubtful is None or doubtful.edit is None or not clock_left(comparer):
             return [dataclasses.replace(each, edit=None) for each in found], now, failing
@@ -166,8 +165,7 @@ def _comparer(reference: Reference, listen: Listen, inputs: Inputs, clock: Clock
     program = reference.program(inputs)
     answer, operations = listen(inputs)
     recorded = Recorded(operations, np.asarray(answer, np.float64))
-    rounding = shares(program, reference.dtype)
-    return Comparer(program, recorded, rounding, reference.main(inputs), reference.numbers, clock)
+    return Comparer(program, recorded, reference.dtype, reference.main(inputs), reference.numbers, clock)
 
 
 def _confirms(comparer: Comparer, found: Sequence[Departure], other: Comparer) -> bool:
@@ -179,7 +177,7 @@ def _confirms(comparer: Comparer, found: Sequence[Departure], other: Comparer) -
         numbers = [number for site in sites for number in other.program.places.get(site, ())]
         changes |= other.changes_at(each.edit, numbers)
     tried = other.compared_or_none(changes)
-    return tried is not None and tried.agrees
+    return tried is not None and (tried.agrees or other.measured(tried).agrees)
 
 
 def _with_another(found: Sequence[Departure]) -> list[Departure] | None:

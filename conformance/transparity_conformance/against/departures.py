@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity_conformance.against.edits import FITTED, SIMPLE, VIEWS, Context, Edit, short
 from transparity_conformance.against.flow import DataFlow
-from transparity_conformance.against.values import Known, agreeing, fingerprint, prints
+from transparity_conformance.against.values import Known, agreeing, fingerprint, prints, shares
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.listening.program import Change, Program, Step, Values
@@ -67,10 +67,11 @@ class Recorded:
     def rounded(self) -> dict[str, list[np.ndarray]]:
         """Return the values that a shorter dtype can hold, by its name."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
-        return {
-            dtype: [value for value in values if np.array_equal(rounded_to(value, dtype), value)]
-            for dtype in ("bfloat16", "float16")
-        }
+        with np.errstate(over="ignore"):
+            return {
+                dtype: [value for value in values if np.array_equal(rounded_to(value, dtype), value)]
+                for dtype in ("bfloat16", "float16")
+            }
 
 
 def _readers(operations: Sequence[Operation]) -> dict[int, list[int]]:
@@ -93,6 +94,8 @@ class Comparison:
     """Operations of the port behind which nothing is matched any more."""
     agrees: bool
     """Whether the answers are equal."""
+    shares: Mapping[int, float]
+    """What rounding explains of each value of this run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +125,13 @@ class Comparer:
         self,
         program: Program,
         port: Recorded,
-        shares: Mapping[int, float],
+        dtype: str,
         main: Collection[str],
         numbers: Sequence[float],
         clock: Clock,
     ) -> None:
-        self.program, self.port, self.shares, self.clock = program, port, shares, clock
+        self.program, self.port, self.dtype, self.clock = program, port, dtype, clock
+        self.shares = shares(program, dtype)
         self.flow, self.numbers = DataFlow(program, main), numbers
         self.flow.rounded = port.rounded()
         self.known = Known({i: port.prints[i] for i in port.relevant})
@@ -149,20 +153,23 @@ class Comparer:
                 waiting += program.steps[number].inputs
         return frozenset(seen)
 
-    def compared(self, changes: Mapping[int, Change]) -> Comparison:
+    def compared(self, changes: Mapping[int, Change], shares: Mapping[int, float] | None = None) -> Comparison:
         """Run the reference with changes, and match its values with the port's."""
-        values = self.program.run(changes) if changes else self.program.values
+        values, shares = self.program.run(changes) if changes else self.program.values, shares or self.shares
         matched: dict[int, list[int]] = {}
         for index, print_ in prints(values, [*values]).items():
             if self.program.maker.get(index, -1) in self.relevant or index in self.program.given:
-                for operation in self.known.among(print_, self.shares.get(index, 0.0)):
+                for operation in self.known.among(print_, shares.get(index, 0.0)):
                     matched.setdefault(operation, []).append(index)
-        return Comparison(changes, values, matched, self._lost(matched), self.agreeing(values))
+        agrees = agreeing(values[self.program.answer], self.port.answer, shares[self.program.answer])
+        return Comparison(changes, values, matched, self._lost(matched), agrees, shares)
 
-    def agreeing(self, values: Values) -> bool:
-        """Return whether the reference's answer is the port's."""
-        answer = self.program.answer
-        return agreeing(values[answer], self.port.answer, self.shares[answer])
+    def measured(self, now: Comparison) -> Comparison:
+        """Compare again within what rounding explains of the reference with its changes, which may round worse."""
+        try:
+            return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
+        except Exception:  # noqa: BLE001 - an edit that cannot be run in the precision is judged as without it
+            return now
 
     def _lost(self, matched: Collection[int]) -> list[int]:
         """The port's operations, in order, that lead to nothing that is matched."""
@@ -206,34 +213,37 @@ class Comparer:
             if not port and not steps:
                 break
             is_known = any(self._is_unexplained(number, found) for number in steps)
-            step = None if is_known else self._edited(now, port, steps)
-            step = step or self._continued(now, port, steps)
+            edited = None if is_known else self._edited(now, port, steps)
+            step = edited or self._continued(now, port, steps)
             if step is None:
                 break
-            departure, now = step
+            departure, after = step
             found.append(departure)
-        return (self._fewest(found), now) if now.agrees else (found, now)
+            if after is None:
+                break
+            now = after
+        return (self._fewest(found, now.shares), now) if now.agrees else (found, now)
 
     def _is_unexplained(self, number: int, found: Sequence[Departure]) -> bool:
         """Return whether a line was found before, in another layer, and nothing explained it."""
         line = self.program.steps[number].places[:1]
         return any(each.edit is None and each.step.places[:1] == line for each in found)
 
-    def _fewest(self, found: list[Departure]) -> list[Departure]:
+    def _fewest(self, found: list[Departure], shares: Mapping[int, float]) -> list[Departure]:
         """Leave out edits without which the answer is the port's, too, or is with another edit of another departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
-            without = self.compared_or_none(self.changes_of(rest)) if rest else None
+            without = self.compared_or_none(self.changes_of(rest), shares) if rest else None
             if without is not None and without.agrees and not without.lost:
-                return self._fewest(rest)
+                return self._fewest(rest, shares)
             for other in rest:
                 for edit in [other.edit, *other.others]:
                     if edit is None:
                         continue
                     tried = [replace(each, edit=edit, others=()) if each is other else each for each in rest]
-                    result = self.compared_or_none(self.changes_of(tried))
+                    result = self.compared_or_none(self.changes_of(tried), shares)
                     if result is not None and result.agrees and not result.lost:
-                        return self._fewest(tried)
+                        return self._fewest(tried, shares)
         return found
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
@@ -278,7 +288,7 @@ class Comparer:
                 shown = self._shown(now, port, ring, SIMPLE), self._shown(now, port, passed.popleft(), FITTED)
                 for edit, number in itertools.chain(*shown):
                     for numbers in self._scopes(number, now):
-                        tried = self.compared_or_none(self._changes(edit, numbers, now.changes))
+                        tried = self.compared_or_none(self._changes(edit, numbers, now.changes), now.shares)
                         if tried is not None and self._is_further(tried, now, port):
                             key = (not tried.agrees, len(tried.lost), edit.rank, -len(numbers))
                             best.append((key, edit, self.program.steps[number], numbers, tried))
@@ -286,18 +296,26 @@ class Comparer:
                 differs, _, rank, *_ = min((each[0] for each in best), default=(True, 0, RANK_OF_FITTED))
                 if further > LAG or (not differs and rank < RANK_OF_FITTED):
                     break
+        best.sort(key=lambda item: item[0])
+        for place, (_, edit, step, numbers, tried) in enumerate(best[:MEASURED]):
+            if not tried.agrees:
+                tried = self.measured(tried)
+                key = (not tried.agrees, len(tried.lost), edit.rank, -len(numbers))
+                best[place] = (key, edit, step, numbers, tried)
+        best.sort(key=lambda item: item[0])
         if not best:
             return None
-        best.sort(key=lambda item: item[0])
         key, edit, step, numbers, tried = best[0]
         others = {each[1].says: each[1] for each in best[1:] if each[0][:2] == key[:2] and each[1].says != edit.says}
         at = next((i for i in port if i not in set(tried.lost)), port[0] if port else len(self.port.operations) - 1)
         return Departure(at, step, edit, numbers, tuple(others.values()), now.matched.keys()), tried
 
-    def compared_or_none(self, changes: Mapping[int, Change]) -> Comparison | None:
+    def compared_or_none(
+        self, changes: Mapping[int, Change], shares: Mapping[int, float] | None = None
+    ) -> Comparison | None:
         """Compare with changes; a change that fails is one that the port did not make."""
         try:
-            return self.compared(changes)
+            return self.compared(changes, shares)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return None
 
@@ -381,18 +399,19 @@ class Comparer:
                     continue
                 for index in after.outputs:
                     if (print_ := fingerprint(values[index])) is not None:
-                        if lost.among(print_, self.shares.get(index, 0.0)):
+                        if lost.among(print_, now.shares.get(index, 0.0)):
                             return True
                         tries += 1
                 if tries >= TRIES:
                     return False
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return False
-        return self.agreeing(values)
+        answer = self.program.answer
+        return agreeing(values[answer], self.port.answer, now.shares[answer])
 
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
-    ) -> tuple[Departure, Comparison] | None:
+    ) -> tuple[Departure, Comparison | None] | None:
         """Continue from the port's value where no edit explains it: the step of the reference that has as many numbers
         and is most alike makes that instead."""
         pairs = []
@@ -403,7 +422,7 @@ class Comparer:
                         pairs.append((made[0], index, nearby, made[1]))
         tried = sorted(pairs, key=lambda pair: -pair[0])
         for _, index, number, tensor in tried[:CONTINUATIONS]:
-            after = self.compared_or_none({**now.changes, number: lambda _, tensor=tensor: tensor})
+            after = self.compared_or_none({**now.changes, number: lambda _, tensor=tensor: tensor}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):
                 return Departure(
                     index, self.program.steps[number], None, [number], (), now.matched.keys(), tensor
@@ -412,7 +431,7 @@ class Comparer:
             return None
         step = self.program.steps[steps[0] if steps else max(self.relevant)]
         found = Departure(port[0] if port else len(self.port.operations) - 1, step, None, [], (), now.matched.keys())
-        return found, replace(now, agrees=True)  # nothing to continue from
+        return found, None  # nothing to continue from
 
     def _around(self, number: int) -> list[int]:
         """A step, and those that read what it makes, as far as the same line runs them."""
@@ -447,6 +466,9 @@ class Comparer:
                 best = alike, torch.from_numpy(turned.copy()).reshape(ours.shape)
         return best
 
+
+MEASURED = 3
+"""Edits of which it is measured how the reference rounds with them."""
 
 TRIES = 8
 """Values behind an edit that are compared before it is given up. A bound on time alone."""

@@ -270,7 +270,7 @@ def _calling(function: Callable[..., Any]) -> Any:
 def _of_shape(made: Any, values: Values, at: Step, program: Program) -> Any:
     """The tensor, if it has the shape and kind of what it stands for."""
     meant = program.values[at.output]
-    if made.shape != meant.shape or made.dtype != meant.dtype:
+    if made.shape != meant.shape or made.is_floating_point() != meant.is_floating_point():
         raise ValueError("another shape or dtype than the step makes")
     return made
 
@@ -844,7 +844,7 @@ def _rounded(dtype: str) -> Any:
                     0, epsilon("float32"), exact.abs().max()
                 )
                 if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= allowed).all()):
-                    return theirs
+                    return theirs.to(exact.dtype)
             raise ValueError("the port rounds nothing like it")
 
         return changed

@@ -99,6 +99,11 @@ class Reference:
         """Return the names of the inputs that carry the content."""
         return {name for name in inputs if not any(part in name for part in ASIDE)}
 
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every tensor by its name."""
+        return {name: value.detach().float().numpy() for name, value in self.model.state_dict().items()}
+
     @functools.cached_property
     def numbers(self) -> list[float]:
         """Numbers of the configuration, if the module has one."""

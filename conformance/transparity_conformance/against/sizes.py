@@ -29,19 +29,34 @@ KINDS = (
     ("period", r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$"),
     ("first", r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$"),
     ("last", r"^num_kv_shared_layers$|^num_last_\w+_layers$"),
-    ("window", r"window|attention_chunk_size|^local_attention$|^chunk_size$|mamba_chunk_size|^context_size$|floor_scale"),
+    (
+        "window",
+        r"window|attention_chunk_size|^local_attention$|^chunk_size$|mamba_chunk_size|^context_size$|floor_scale",
+    ),
     ("image", r"^(\w*_)?(image|img|crop|spec)_size$"),
     ("patch", r"^patch_size$"),
     ("place", r"_layer(_id|_index)?$"),
     ("places", r"(idxs|indexes|indices|layer_ids)$"),
     ("depths", r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
     ("layers", r"layers?$"),
-    ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|latents|upsample_groups)$"),
+    (
+        "width",
+        r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|latents|upsample_groups)$",
+    ),
     ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$"),
 )
 """Kinds of fields and their names; the first that matches counts."""
 
-MOST = {"vocabulary": 131, "codebook": 32, "positions": 64, "window": 8, "group": 4, "chosen": 2, "picked": 4, "filters": 4}
+MOST = {
+    "vocabulary": 131,
+    "codebook": 32,
+    "positions": 64,
+    "window": 8,
+    "group": 4,
+    "chosen": 2,
+    "picked": 4,
+    "filters": 4,
+}
 """The largest small number of some kinds."""
 
 HEAD, NARROWEST, PREFIX = 16, 32, 6
@@ -149,13 +164,17 @@ class _Node:
         count = self._named("num_attention_heads", *self.of("heads"))
         dim = self._named(*DIMS) or (self.width // count if count else 0)
         together = bool(count) and count * dim == self.width
-        heads = math.lcm(*(self.heads[each] for each in (count, *_flat([*self.of("heads").values()])) if self._splits(each)))
+        heads = math.lcm(
+            *(self.heads[each] for each in (count, *_flat([*self.of("heads").values()])) if self._splits(each))
+        )
         unit = dim if "head" in self.keep else HEAD if together else HEAD + 8
         if not count:
             heads, unit = 1, 32
         while heads * unit in self.widths.values() and self.width not in self.widths:
             unit += 8
-        small = self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
+        small = (
+            self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
+        )
         if together and small:
             return Fraction(dim * self.heads[count], small), Fraction(self.width, small)
         return Fraction(max(dim, HEAD), HEAD), Fraction(self.width, small) if small else Fraction(1)
@@ -259,7 +278,9 @@ class _Node:
         return [count for count in counts if _is_size(count) and count not in stages]
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        return kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
+        return (
+            kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
+        )
 
     def _layers(self, count: int) -> list[tuple[Any, ...]]:
         """Return of what kind each of `count` layers is."""
@@ -274,7 +295,11 @@ class _Node:
                 rows.append([number < value for number in numbers])
             elif kind == "last" and _is_size(value):
                 rows.append([number >= count - value for number in numbers])
-            elif kind == "period" and _is_size(value) and not ("layer_types" in self.fields and re.search("att|window", name)):
+            elif (
+                kind == "period"
+                and _is_size(value)
+                and not ("layer_types" in self.fields and re.search("att|window", name))
+            ):
                 rows.append([number % value for number in numbers])
         return list(zip(*rows, strict=True))
 
@@ -297,7 +322,9 @@ class _Node:
 
 def _are_increasing(value: Any) -> bool:
     numbers = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
-    return bool(numbers) and len(numbers) == len(value) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    return (
+        bool(numbers) and len(numbers) == len(value) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    )
 
 
 def _picked(kinds: list[tuple[Any, ...]]) -> list[int]:

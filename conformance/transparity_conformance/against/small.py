@@ -30,7 +30,14 @@ KEPT: tuple[tuple[str, ...], ...] = (
 )
 """Ways to make a configuration small: the kinds of sizes that are kept, or the ratios of the widths of its parts."""
 
-AUTO = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
+AUTO = (
+    "CAUSAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "MASKED_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "IMAGE_CLASSIFICATION",
+)
 """Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
 
 
@@ -40,15 +47,21 @@ def read_config(path: str | Path) -> PretrainedConfig:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TransparityError(f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__}).") from error
+        raise TransparityError(
+            f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__})."
+        ) from error
     model_type = fields.get("model_type") if isinstance(fields, dict) else None
     if model_type not in transformers.CONFIG_MAPPING:
         version = transformers.__version__
-        raise TransparityError(f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}.")
+        raise TransparityError(
+            f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}."
+        )
     try:
         return AutoConfig.for_model(**fields)
     except Exception as error:
-        raise TransparityError(f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}.") from error
+        raise TransparityError(
+            f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}."
+        ) from error
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening.program import Program, Values
+from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 
 HUGE = 1e30
@@ -71,7 +71,9 @@ def largest(numbers: np.ndarray) -> float:
     return float(plain.max()) if plain.size else 0.0
 
 
-def shares(program: Program, dtype: str, seed: int = 0) -> dict[int, float]:
+def shares(
+    program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
+) -> dict[int, float]:
     """Measure what rounding explains of each value of a program, as a share of its largest number.
 
     The program runs at neighbouring points in float64 and in `dtype`. Constants that the model computed when it was
@@ -90,7 +92,8 @@ def shares(program: Program, dtype: str, seed: int = 0) -> dict[int, float]:
         points = {
             index: value if index in program.parameters else program.given[index] for index, value in near.items()
         }
-        exact, rounded = program.run(given=points), program.run(given=_in(near, precision), precision=precision)
+        exact = program.run(changes, points)
+        rounded = program.run(changes, _in(near, precision), precision)
         for index, value in exact.items():
             if value.is_floating_point() or value.is_complex():
                 noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))

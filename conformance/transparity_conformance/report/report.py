@@ -92,6 +92,8 @@ class Divergence:
     """Its effect on the logits; None if the shape is wrong, or for a capability."""
     source: Mapping[str, Any] | None = None
     """`file`, `line` and `code` of the port; None if they are not known."""
+    reference_source: Mapping[str, Any] | None = None
+    """The same of the implementation that it departs from, with `--against`."""
 
 
 @dataclass(frozen=True)

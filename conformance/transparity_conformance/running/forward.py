@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,56 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
             return answer_in(whole(**{names[ours]: array(value) for ours, value in inputs.items()}))
 
     return forward, names
+
+
+def called_by_its_names(model: Any) -> Callable[..., Any]:
+    """Return `forward(**inputs)` of a model that takes inputs by its own names, with the signature of the model.
+
+    The first input may have another name in the model. The answer is the array of logits, or of hidden states.
+    """
+    if not callable(model):
+        raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
+    if is_instance(model, "torch.nn", "Module") or is_instance(model, "flax.nnx", "Module"):
+        call_port(model.eval)
+    array, without_gradients = call_port(arrays, model, call_port(framework_of, model))
+    takes = takes_of(model)
+    whole = completed(model, takes, array, without_gradients)
+
+    def forward(**inputs: np.ndarray) -> Any:
+        named = named_for(takes, inputs)
+        with without_gradients():
+            return answer_in(whole(**{name: array(value) for name, value in named.items()}))
+
+    forward.__signature__ = takes  # type: ignore[attr-defined] # the checker gives only what the model takes
+    return forward
+
+
+def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the inputs by the names of a signature; raises `PortError` for one that it does not take."""
+    parameters = {} if takes is None else dict(takes.parameters)
+    if takes is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(inputs)
+    first, *others = inputs
+    names = {name: name for name in others} | {first: first if first in parameters else next(iter(parameters), first)}
+    if unknown := [name for name, own in names.items() if own not in parameters]:
+        raise PortError(f"The port takes ({', '.join(parameters)}); expected {unknown[0]} among them.")
+    return {names[name]: value for name, value in inputs.items()}
+
+
+def fill_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Fill the tensors of a PyTorch module; raises `PortError` unless names and shapes are equal."""
+    if not is_instance(model, "torch.nn", "Module"):
+        raise PortError(f"The port made {shown(model)}; expected a PyTorch module, whose tensors have names.")
+    import torch
+
+    own = model.state_dict()
+    if different := sorted(own.keys() ^ weights.keys()):
+        where = "the port has no" if different[0] in weights else "the reference has no"
+        raise PortError(f"Of {len(own)} tensors of the port, {len(different)} differ by name: {where} {different[0]}.")
+    for name, tensor in own.items():
+        if tuple(tensor.shape) != weights[name].shape:
+            raise PortError(f"{name} has the shape {tuple(tensor.shape)} in the port; expected {weights[name].shape}.")
+    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:

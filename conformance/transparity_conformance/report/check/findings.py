@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from transparity_conformance.report.audit.result import CAUSES
-from transparity_conformance.report.check.lines import PortLine, lines_of
+from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.impact import largest
@@ -64,7 +64,8 @@ class Finding:
     def remedy(self) -> str:
         """The agreement that is reached with the causes in the reference."""
         causes = {1: "that", 2: "both"}.get(len(self.causes), "all of these")
-        return f"with {causes} put into the reference, the two agree to {self.residual}"
+        where = "in the other implementation" if self.departs_from else "put into the reference"
+        return f"with {causes} {where}, the two agree to {self.residual}"
 
     @property
     def impact(self) -> str:
@@ -86,6 +87,11 @@ class Finding:
     def lines(self) -> tuple[PortLine, ...]:
         """The lines of the port in which the first wrong numbers are made; none if they are not known."""
         return lines_of(self.faults)
+
+    @property
+    def departs_from(self) -> tuple[PortLine, ...]:
+        """The lines of the other implementation, with `--against`."""
+        return lines_of_reference(self.faults)
 
     @property
     def place(self) -> str:
@@ -157,6 +163,7 @@ def _inconclusive(report: Report) -> str:
 
 def _finding_sentence(finding: Finding) -> str:
     line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
+    line += "".join(f"departs from {line.place} `{line.code}`, " for line in finding.departs_from[:1])
     if not finding.causes:
         return f"{line}{finding.place}: {_unexplained(finding.worst)}"
     if all(cause.source for cause in finding.causes):

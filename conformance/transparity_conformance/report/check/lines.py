@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import linecache
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.report.text import safe
@@ -39,5 +39,14 @@ class PortLine(NamedTuple):
 
 def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
     """The lines of several divergences or causes, each once, in order."""
-    known = (fault.source for fault in faults if fault.source is not None)
+    return _each_once(fault.source for fault in faults)
+
+
+def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
+    """The lines that several divergences depart from, each once, in order."""
+    return _each_once(fault.reference_source for fault in faults)
+
+
+def _each_once(sources: Iterable[Mapping[str, Any] | None]) -> tuple[PortLine, ...]:
+    known = (source for source in sources if source is not None)
     return tuple(dict.fromkeys(PortLine(source["file"], source["line"], source["code"]) for source in known))

@@ -92,7 +92,9 @@ def _lines(finding: Finding) -> list[Text]:
     """The lines of the port, as far as they are known; none if each cause has its own."""
     if finding.causes and all(cause.source for cause in finding.causes):
         return []
-    return [Text.assemble((line.place, "bold"), f" {line.code}") for line in finding.lines[:MOST_PLACES]]
+    own = [Text.assemble((line.place, "bold"), f" {line.code}") for line in finding.lines[:MOST_PLACES]]
+    theirs = finding.departs_from[:MOST_PLACES]
+    return own + [Text.assemble("departs from ", (line.place, "bold"), f" {line.code}") for line in theirs]
 
 
 def _places(finding: Finding) -> Text:

@@ -202,6 +202,14 @@ class IsolatedBuild:
             setattr(forward, name, _Remote(functools.partial(_called, self.process, handle, name), offered[name]))
         return forward
 
+    def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemoteForward:
+        """The forward pass of what a loader makes of a folder, or of a module that is made and filled by name; it takes
+        inputs by its own names."""
+        what = "load(folder)" if folder is not None else "making the module"
+        number, _ = self.process.loaded()
+        made, signature = self.process.answer(what, "model", number, folder, weights)
+        return RemoteForward(self.process, self.process.handle(made), None, signature)
+
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
         """The model that a port makes, which keeps its own weights; one that takes parameters is given these.
 

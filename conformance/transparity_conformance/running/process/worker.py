@@ -31,6 +31,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
+from transparity_conformance.running.forward import called_by_its_names, fill_by_name
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
@@ -139,6 +140,15 @@ class Worker:
         kept = self.keep(forward)
         self.configs[kept] = args[0]
         return kept, described_signature(forward), offered
+
+    def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
+        """Call a loader with a folder, or what makes a module, whose tensors are then `weights`; return the number of
+        its forward pass, which takes inputs by their names, and its signature."""
+        made = self.objects[number](*([] if folder is None else [folder]))
+        if weights is not None:
+            fill_by_name(made, weights)
+        forward = called_by_its_names(made)
+        return self.keep(forward), described_signature(forward)
 
     def release(self, numbers: list[int]) -> None:
         """Forget objects that the checker no longer has."""

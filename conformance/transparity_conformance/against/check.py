@@ -1,0 +1,250 @@
+"""`check PORT --against REFERENCE`: a report on a port, held to another implementation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.against.compare import Outcome, Parting, compared
+from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
+from transparity_conformance.diagnosis.judge import Progress, ignore_progress
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.report.coverage import Coverage
+from transparity_conformance.report.report import Cause, Divergence, Measured, Report
+from transparity_conformance.running.forward import called_by_its_names, required_arguments
+from transparity_conformance.running.loading import UsageError, load_port
+from transparity_conformance.running.process.isolation import isolated_build
+from transparity_conformance.running.process.running import RemotePort, listen_once
+
+TRANSFORMERS = "transformers"
+"""The reference that a config.json alone names."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `check --against` is asked."""
+
+    port: str
+    against: str
+    config: Path | None = None
+    checkpoint: Path | None = None
+    inputs: Path | None = None
+    dtype: str = "float32"
+    timeout: float | None = None
+    budget: float = BUDGET
+
+
+def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
+    """Check a port, in a process of its own, against another implementation."""
+    with _opened(asked) as (reference, folder):
+        probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
+        with contextlib.closing(isolated_build(asked.port, asked.timeout)) as build:
+            is_loader = required_arguments(signature_of(build)) == 1
+            if is_loader and folder is None:
+                raise UsageError(
+                    f"{asked.port} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER."
+                )
+            weights = None if is_loader else reference.weights
+            forward = build.model(str(folder) if is_loader else None, weights)
+            return _report(reference, forward, probes, asked.port, asked.budget, progress)
+
+
+def compare_modules(
+    port: Any,
+    against: Any,
+    inputs: Sequence[Inputs] | None = None,
+    *,
+    dtype: str = "float32",
+    budget: float = BUDGET,
+    name: str = "port",
+    progress: Progress | None = None,
+) -> Report:
+    """Check a module or a function in this process against a PyTorch module, which has the same weights."""
+    reference = Reference(_name_of(against), against, dtype)
+    probes = probes_of(against) if inputs is None else named_inputs(inputs, "the call")
+    forward = call_port(called_by_its_names, port)
+    return _report(reference, forward, probes, name, budget, progress or ignore_progress)
+
+
+def _name_of(module: Any) -> str:
+    return type(module).__qualname__
+
+
+@contextlib.contextmanager
+def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
+    """The reference, and the folder that a loader is given: the user's, or one that a small model was saved in."""
+    if asked.config is not None and asked.checkpoint is not None:
+        raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
+    with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
+        folder = asked.checkpoint
+        if asked.config is not None:
+            from transparity_conformance.against.small import build, read_config
+
+            folder = Path(root) / "model"
+            build(read_config(asked.config)).save_pretrained(folder)
+        model = _from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
+        yield Reference(_title(asked, model), model, asked.dtype), folder
+
+
+def _title(asked: Request, model: Any) -> str:
+    return f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else asked.against
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and hints of transformers."""
+    try:
+        import transformers
+    except ImportError:
+        yield
+        return
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def _from_transformers(folder: Path | None) -> Any:
+    """The model of a folder, by the class that its config.json names."""
+    if folder is None:
+        raise UsageError(
+            "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."
+        )
+    import torch
+
+    from transparity_conformance.against.small import class_of, read_config
+
+    config = read_config(folder)
+    made: Any = class_of(config)
+    named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
+    try:
+        model = made.from_pretrained(str(folder), **named)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise TransparityError(f"{folder} cannot be loaded by transformers: {shown(str(error))}.") from error
+    return model
+
+
+def _from_file(spec: str, folder: Path | None) -> Any:
+    """The module that `file.py:load` or `file.py:Model` makes."""
+    import torch
+
+    make = load_port(spec)
+    count = required_arguments(signature_of(make))
+    if count == 1 and folder is None:
+        raise UsageError(f"{spec} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER.")
+    torch.manual_seed(0)
+    model = call_port(make, *([str(folder)] if count == 1 else []))
+    if not isinstance(model, torch.nn.Module):
+        raise TransparityError(f"{spec} made {shown(model)}; expected a PyTorch module as the reference.")
+    return model.float()
+
+
+def _report(
+    reference: Reference,
+    forward: Callable[..., Any],
+    probes: Mapping[str, Inputs],
+    name: str,
+    budget: float,
+    progress: Progress,
+) -> Report:
+    """Compare a port's forward pass with a reference, and report."""
+    signature = signature_of(forward)
+    given, left_out = taken(probes, signature)
+    call = functools.partial(_answered, forward)
+    outcome = compared(reference, call, functools.partial(_listened, forward), given, Clock(budget), progress)
+    measured = [
+        Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
+    ]
+    is_judged = all(math.isfinite(each.budget) for each in outcome.answers) and bool(outcome.answers)
+    faults = _divergences(outcome) if outcome.wrong else ()
+    verdict = "diverges" if outcome.wrong and is_judged else "agrees" if is_judged else "inconclusive"
+    return Report(
+        preset=reference.name,
+        verdict=verdict,  # type: ignore[arg-type]
+        first_divergence=faults[0].where if faults else None,
+        faults=tuple(faults),
+        measured=tuple(measured),
+        not_compared=tuple(left_out),
+        notes=tuple(_notes(outcome)),
+        dtype=reference.dtype,
+        port=name,
+        coverage=_coverage(given),
+    )
+
+
+def _answered(forward: Callable[..., Any], inputs: Inputs) -> np.ndarray:
+    from transparity_conformance.report.comparison import as_numbers
+
+    answer = call_port(as_numbers, call_port(forward, **inputs))
+    if answer.dtype.kind not in "fiu":
+        raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
+    return np.asarray(answer, np.float64)
+
+
+def _listened(forward: Callable[..., Any], inputs: Inputs) -> Any:
+    from transparity_conformance.report.comparison import as_numbers
+
+    if isinstance(forward, RemotePort):
+        answer, operations = forward.listened("", whole_numbers=True, **inputs)
+    else:
+        answer, operations = call_port(listen_once, forward, (), inputs, whole_numbers=True)
+    return np.asarray(as_numbers(answer), np.float64), operations
+
+
+def _divergences(outcome: Outcome) -> list[Divergence]:
+    worst = max(outcome.wrong, key=lambda each: each.error / each.budget if each.budget else math.inf)
+    if not outcome.partings:
+        return [Divergence("answer", worst.error, worst.budget, probe=worst.probe)]
+    return [_divergence(each, outcome, worst.probe, worst.error, worst.budget) for each in outcome.partings]
+
+
+def _divergence(parting: Parting, outcome: Outcome, probe: str, error: float, budget: float) -> Divergence:
+    causes = [Cause(parting.kind, f"your port {says}", None, outcome.residual, 1.0) for says in (parting.says,) if says]
+    return Divergence(
+        parting.module or "answer",
+        error,
+        budget,
+        tuple(causes),
+        probe=probe,
+        source=_as_dict(parting.source),
+        reference_source=_as_dict(parting.reference_source),
+    )
+
+
+def _as_dict(source: Source | None) -> Mapping[str, Any] | None:
+    return None if source is None else {"file": source.file, "line": source.line, "code": source.code}
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    yield from outcome.notes
+    for each in outcome.partings:
+        if each.others:
+            yield f"{each.module or 'answer'}: equally well explained if the port {'; or '.join(each.others[:3])}"
+    if outcome.partings and all(each.says for each in outcome.partings):
+        yield f"the edited reference gives the port's answers on {', '.join(outcome.confirmed)}"
+
+
+def _coverage(probes: Mapping[str, Inputs]) -> Coverage:
+    whole = [
+        each for inputs in probes.values() for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2
+    ]
+    lengths, batches = (
+        {each.shape[1] for each in whole},
+        {next(iter(each.values())).shape[0] for each in probes.values()},
+    )
+    return Coverage(lengths=tuple(sorted(lengths)), batches=tuple(sorted(batches)))

@@ -1,0 +1,99 @@
+"""The calls on which two implementations are compared."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.against.reference import Inputs
+
+TEXTS = ((1, 1), (2, 3), (3, 1), (11, 2), (16, 1), (17, 2), (33, 1), (64, 1), (65, 1))
+"""Lengths and batches: around powers of two, and beyond the windows of small models."""
+
+PADDED = ((11, 3), (17, 2))
+"""Lengths and batches of rows with padding on the left, and on the right."""
+
+OTHERS = ((11, 1), (11, 2), (11, 3))
+"""The same of inputs without a length, such as images."""
+
+
+def probes_of(model: Any) -> dict[str, Inputs]:
+    """Return inputs of a model of transformers, by what they exercise."""
+    from transparity_conformance.against.inputs import example_inputs
+
+    is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
+    longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
+    found: dict[str, Inputs] = {}
+    for number, (length, batch) in enumerate(TEXTS if is_text else OTHERS):
+        if length <= longest:
+            found[f"{batch} × {length}"] = _whole(example_inputs(model, length, batch, number))
+    for number, (length, batch) in enumerate(PADDED if is_text else ()):
+        inputs = example_inputs(model, length, batch, 100 + number)
+        if "attention_mask" in inputs and length <= longest:
+            for side in ("left", "right"):
+                found[f"{batch} × {length}, padded on the {side}"] = _padded(inputs, side)
+    return found
+
+
+def _whole(inputs: Inputs) -> Inputs:
+    """The inputs with a mask that hides nothing."""
+    return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
+
+
+def _padded(inputs: Inputs, side: str) -> Inputs:
+    """The inputs with some padding in every row but the last."""
+    mask = np.ones_like(inputs["attention_mask"])
+    for row in range(len(mask) - 1):
+        hidden = slice(0, row + 2) if side == "left" else slice(-(row + 2), None)
+        mask[row, hidden] = 0
+    return {**inputs, "attention_mask": mask}
+
+
+def read_inputs(path: Path) -> dict[str, Inputs]:
+    """Return the inputs in a Python file: `inputs`, a list of dicts of arrays, or a function that returns one."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise TransparityError(f"There is no file {path}; expected a Python file with `inputs`, a list of dicts.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, "inputs", None)
+        found = found() if callable(found) else found
+    except Exception as error:
+        raise TransparityError(f"{path} cannot be run: {type(error).__name__}: {error}.") from error
+    return named_inputs(found, str(path))
+
+
+def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
+    """Return a list of dicts of arrays by their shapes; raises `TransparityError` for anything else."""
+    is_list = isinstance(found, list | tuple) and found and all(isinstance(each, Mapping) and each for each in found)
+    if not is_list:
+        raise TransparityError(f"The inputs of {where} are {shown(found)}; expected a list of dicts of arrays by name.")
+    calls = [{str(name): np.asarray(value) for name, value in each.items()} for each in found]
+    return {f"{number} ({_shapes(each)})": each for number, each in enumerate(calls, 1)}
+
+
+def _shapes(inputs: Inputs) -> str:
+    return ", ".join(" × ".join(map(str, value.shape)) for value in inputs.values())
+
+
+def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
+    """Return the probes that a port takes, and what cannot be compared; a mask that hides nothing is left out."""
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return dict(probes), []
+    names = set(signature.parameters)
+    found: dict[str, Inputs] = {}
+    left_out = []
+    for name, inputs in probes.items():
+        needless = {each for each in inputs if each not in names and "mask" in each and bool(np.all(inputs[each]))}
+        if any("mask" in each for each in inputs.keys() - names - needless):
+            left_out.append(f"{name}: the port takes no attention_mask")
+        else:
+            found[name] = {each: value for each, value in inputs.items() if each not in needless}
+    return found, left_out

@@ -48,17 +48,19 @@ class Request:
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
     """Check a port, in a process of its own, against another implementation."""
-    with _opened(asked) as (reference, folder):
+    # the process loads the port while the reference is made
+    with (
+        contextlib.closing(isolated_build(asked.port, asked.timeout)) as build,
+        _opened(asked) as (reference, folder),
+    ):
+        is_loader = required_arguments(signature_of(build)) == 1
+        if is_loader and folder is None:
+            raise UsageError(
+                f"{asked.port} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER."
+            )
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        with contextlib.closing(isolated_build(asked.port, asked.timeout)) as build:
-            is_loader = required_arguments(signature_of(build)) == 1
-            if is_loader and folder is None:
-                raise UsageError(
-                    f"{asked.port} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER."
-                )
-            weights = None if is_loader else reference.weights
-            forward = build.model(str(folder) if is_loader else None, weights)
-            return _report(reference, forward, probes, asked.port, asked.budget, progress)
+        forward = build.model(str(folder), None) if is_loader else build.model(None, reference.weights)
+        return _report(reference, forward, probes, asked.port, asked.budget, progress)
 
 
 def compare_modules(

@@ -49,11 +49,13 @@ class Edit:
     """How many values back its segments begin; none for one step."""
 
     def steps(self, flow: DataFlow, step: Step) -> list[Step]:
-        """Return the steps that it computes in another way."""
-        start = step.output
+        """Return the steps that it computes in another way; the earlier ones for two segments in the other order."""
+        start, end = step.output, step.output
         for count in self.behind:
-            start = start if (found := _behind(flow, start, count)) is None else found
-        return [each for each in flow.between(start, step.output) if short(each) not in VIEWS] or [step]
+            start, end = _behind(flow, start, count), start
+            if start is None:
+                return [step]
+        return [each for each in flow.between(start, end) if short(each) not in VIEWS] or [step]
 
 
 @dataclass

@@ -16,9 +16,10 @@ HUGE = 1e30
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return the numbers of a tensor or an array in order; None if they are all alike, or not numbers.
+    """Return the numbers of a tensor or an array in order; None if they tell nothing.
 
-    All scores that are masked count as one number, whatever it is.
+    All scores that are masked count as one number, whatever it is. A value of two different numbers, such as a mask,
+    tells only how often it has each.
     """
     numbers = _numbers(value)
     if numbers is None or numbers.size < 2 or np.isnan(numbers).any():
@@ -26,7 +27,8 @@ def fingerprint(value: Any) -> np.ndarray | None:
     if numbers.min() < EXACT_MASK_BELOW or numbers.max() > HUGE:
         numbers = np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
     numbers = np.sort(numbers)
-    return None if numbers[0] == numbers[-1] else numbers
+    inside = (numbers != numbers[0]) & (numbers != numbers[-1])
+    return numbers if inside.any() else None
 
 
 def _numbers(value: Any) -> np.ndarray | None:

@@ -13,6 +13,7 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.program import Program
 from transparity_conformance.report.comparison import difference
 
 MOST_DEPARTURES = 12
@@ -173,11 +174,19 @@ def _confirms(comparer: Comparer, found: Sequence[Departure], other: Comparer) -
     changes = {}
     for each in found:
         assert each.edit is not None
-        sites = {comparer.program.steps[number].site for number in each.steps}
-        numbers = [number for site in sites for number in other.program.places.get(site, ())]
-        changes |= other.changes_at(each.edit, numbers)
+        changes |= other.changes_at(each.edit, _same_steps(comparer.program, each.steps, other.program))
     tried = other.compared_or_none(changes)
     return tried is not None and (tried.agrees or other.measured(tried).agrees)
+
+
+def _same_steps(program: Program, numbers: Sequence[int], other: Program) -> list[int]:
+    """The steps of another call at the same sites: in the same layers."""
+    found = []
+    for number in numbers:
+        site = program.steps[number].site
+        order, places = program.places[site].index(number), other.places.get(site, ())
+        found += places[order : order + 1]
+    return found
 
 
 def _with_another(found: Sequence[Departure]) -> list[Departure] | None:

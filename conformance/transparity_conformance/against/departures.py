@@ -280,6 +280,8 @@ class Comparer:
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison] | None:
         """Find the edit behind which the least is lost, among the nearest that explain where the port departs."""
+        if self._is_disordered(now, port) and (found := self._reordered(now)):
+            return found
         best: list[tuple[tuple[Any, ...], Edit, Step, list[int], Comparison]] = []
         with contextlib.suppress(OutOfTime):
             further, passed = 0, deque[Any]([[]] * LAG)
@@ -309,6 +311,36 @@ class Comparer:
         others = {each[1].says: each[1] for each in best[1:] if each[0][:2] == key[:2] and each[1].says != edit.says}
         at = next((i for i in port if i not in set(tried.lost)), port[0] if port else len(self.port.operations) - 1)
         return Departure(at, step, edit, numbers, tuple(others.values()), now.matched.keys()), tried
+
+    def _is_disordered(self, now: Comparison, port: Sequence[int]) -> bool:
+        """Return whether what the port's first operations are given has the numbers of theirs in another order."""
+        given = {each for index in port for each in self.port.operations[index].inputs}
+        return any(self._in_another_order(now, operation) is not None for operation in given)
+
+    def _reordered(self, now: Comparison) -> tuple[Departure, Comparison] | None:
+        """Find the edit of the first step whose numbers the port has in another order, which shows only later."""
+        orders = ((each, self._in_another_order(now, each)) for each in sorted(now.matched))
+        operation, number = next((each for each in orders if each[1] is not None), (0, None))
+        if number is None or number in now.changes:
+            return None
+        step = self.program.steps[number]
+        for maker in (*SIMPLE, *FITTED):
+            for edit in maker(self.program, self.flow, step, Context(self.numbers)):
+                for numbers in self._scopes(number, now):
+                    if self.clock.left <= 0 or (step.site, edit.says) in self._refused:
+                        continue
+                    tried = self.compared_or_none(self._changes(edit, numbers, now.changes), now.shares)
+                    if tried is not None and tried.agrees:
+                        return Departure(operation, step, edit, numbers, (), now.matched.keys()), tried
+        return None
+
+    def _in_another_order(self, now: Comparison, operation: int) -> int | None:
+        """The step whose result an operation of the port has in the same shape and another order, and in no other
+        way."""
+        theirs = self.port.operations[operation].value
+        alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
+        is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
+        return None if is_same or not alike else self.program.maker.get(alike[0])
 
     def compared_or_none(
         self, changes: Mapping[int, Change], shares: Mapping[int, float] | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.flow import DataFlow
-from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening import operation
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
@@ -413,7 +413,7 @@ def _segment_in_words(flow: DataFlow, start: int, step: Step) -> str:
     return f"`{line.code}`"
 
 
-def common_line(steps: Sequence[Step]) -> Source | None:
+def common_line(steps: Sequence[Step]) -> operation.Source | None:
     """Return the innermost line that runs all of these steps; None if there is none."""
     first, *others = steps
     shared = [place for place in first.places if all(place in each.places for each in others)]
@@ -471,29 +471,16 @@ OPERANDS = 24
 
 
 def operands(program: Program, flow: DataFlow, step: Step, context: Context) -> Iterator[Edit]:
-    """Yield edits that take another value of the same shape, made before."""
-    before = [number for number in program.places[step.site] if number < step.number]
-    since = before[-1] if before else -1
-    earlier = [
-        (number, place)
-        for number in range(step.number - 1, since, -1)
-        for place in range(len(program.steps[number].outputs))
-    ]
+    """Yield edits that take another value of the same shape, made or used before."""
     for at, item in enumerate(step.args):
         if not isinstance(item, Ref) or short(step) in COPIES:
             continue
-        mine = program.values[item.index]
-        sources = [
-            (number, place)
-            for number, place in earlier
-            if (index := program.steps[number].outputs[place]) != item.index
-            and program.values[index].shape == mine.shape
-            and program.values[index].dtype == mine.dtype
-        ]
-        for number, place in sources[:OPERANDS]:
-            source = program.steps[number]
-            says = f"gives `{short(step)}` {_result(source)}, where theirs gives it {_origin(program, item.index)}"
-            yield Edit("operand", says, _operand(at, source, place), rank=3)
+        for source in itertools.islice(_sources(program, step, item.index), OPERANDS):
+            index = source.index(program)
+            says = (
+                f"gives `{short(step)}` {_origin(program, index)}, where theirs gives it {_origin(program, item.index)}"
+            )
+            yield Edit("operand", says, _operand(at, step.site, source), rank=3)
     for at, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"has the parts in the other order in `{_line(step)}`"
@@ -504,6 +491,57 @@ def operands(program: Program, flow: DataFlow, step: Step, context: Context) -> 
 
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A value that a step makes, or is given."""
+
+    step: Step
+    output: int = -1
+    argument: int = -1
+
+    def index(self, program: Program, step: Step | None = None) -> int:
+        """Return the value, of the step itself or of another one of its site."""
+        step = step or self.step
+        return step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index
+
+    def near(self, program: Program, at: Step, is_same_site: bool) -> int | None:
+        """Return the value of the last step of its site before another; of its line, for a step elsewhere."""
+        alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
+        before = [number for number in alike if number < at.number]
+        return self.index(program, program.steps[before[-1]]) if before else None
+
+
+def _sources(program: Program, step: Step, index: int) -> Iterator[Source]:
+    """The values that a step may be given instead of one, the nearest first, since the step last ran."""
+    mine, seen = program.values[index], {index, _root(program, index)}
+    before = [number for number in program.places[step.site] if number < step.number]
+    for number in range(step.number - 1, before[-1] if before else -1, -1):
+        other = program.steps[number]
+        found = [(place, Source(other, output=k)) for k, place in enumerate(other.outputs)]
+        found += [(item.index, Source(other, argument=k)) for k, item in enumerate(other.args) if isinstance(item, Ref)]
+        for place, source in found:
+            value, root = program.values[place], _root(program, place)
+            if place not in program.maker or value.numel() != mine.numel() or value.dtype != mine.dtype:
+                continue
+            if root in seen or (short(other) in VIEWS and value.shape != mine.shape):
+                continue
+            if value.shape == mine.shape or value.shape[-1] == mine.shape[-1]:
+                seen.add(root if short(other) not in VIEWS else place)
+                yield source
+
+
+def _root(program: Program, index: int) -> int:
+    """The value that a value is a view of, if it has its numbers in the same order."""
+    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
+        before = program.values[made.inputs[0]]
+        if before.numel() != program.values[index].numel() or not before.reshape(-1).equal(
+            program.values[index].reshape(-1)
+        ):
+            break
+        index = made.inputs[0]
+    return index
 
 
 def _result(step: Step) -> str:
@@ -530,16 +568,19 @@ def _reordered(step: Step) -> Change:
     )
 
 
-def _operand(place: int, source: Step, output: int) -> Any:
+def _operand(place: int, site: Hashable, source: Source) -> Any:
     def make(program: Program, flow: DataFlow, at: Step) -> Change | None:
-        made = [number for number in program.places.get(source.site, ()) if number < at.number]
-        if not made:
+        other = source.near(program, at, at.site == site)
+        if other is None:
             return None
-        other = program.steps[made[-1]].outputs[output]
-        if program.values[other].shape != program.values[at.args[place].index].shape:
-            return None
-        args = tuple(Ref(other) if index == place else item for index, item in enumerate(at.args))
-        return lambda values: executed(at.func, filled(args, values), at.kwargs, None)
+        mine = program.values[at.args[place].index].shape
+
+        def changed(values: Values) -> Any:
+            args = list(filled(at.args, values))
+            args[place] = values[other].reshape(mine)
+            return executed(at.func, args, at.kwargs, None)
+
+        return changed
 
     return make
 
@@ -840,8 +881,9 @@ def _rounded(dtype: str) -> Any:
             now = dict(values)
             at.run(now, None)
             exact = now[at.output]
-            for rounded in flow.rounded[dtype]:
-                theirs = _like(torch.from_numpy(rounded), exact)
+            for rounded in (each for each in flow.rounded[dtype] if each.size == exact.numel()):
+                theirs = torch.from_numpy(rounded)
+                theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else _like(theirs, exact)
                 allowed = ROUNDED[dtype] * exact.abs() + RULES["float32"].budget(
                     0, epsilon("float32"), exact.abs().max()
                 )

@@ -127,7 +127,9 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     yield answer
     torch.set_default_dtype(torch.float64)
     with Exact():
-        wide = outputs(copy.deepcopy(model).double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})
+        wide = outputs(
+            copy.deepcopy(model).double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        )
     errors = [_error(*pair, inputs.get("attention_mask")) for pair in zip(narrow, wide, strict=True)]
     if any(each.dtype != torch.float64 for each in wide):
         raise ArithmeticError("an output of the float64 run is not float64")

@@ -172,7 +172,12 @@ class _Inputs:
     def _with_features(self, beside: Arrays) -> Iterator[Arrays]:
         """Yield texts that open with as many placeholders as an image, or a sound, has features."""
         parts = (
-            ("pixel_values", "get_image_features", ("image_token_id", "image_token_index", "media_token_id"), self._images),
+            (
+                "pixel_values",
+                "get_image_features",
+                ("image_token_id", "image_token_index", "media_token_id"),
+                self._images,
+            ),
             ("input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), self._heard),
         )
         for name, method, tokens, layouts in parts:
@@ -187,10 +192,16 @@ class _Inputs:
                         count = _rows_of(extract(**given)) // self.batch
                 except Exception:  # noqa: BLE001, S112 - the next layout is tried
                     continue
-                ids = np.concatenate([np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1)
+                ids = np.concatenate(
+                    [np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1
+                )
                 shape = ids.shape
                 yield layout | {"input_ids": ids} | self._mask(shape)
-                yield layout | {"input_ids": ids, "mm_token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+                yield (
+                    layout
+                    | {"input_ids": ids, "mm_token_type_ids": (ids == token).astype(np.int64)}
+                    | self._mask(shape)
+                )
                 yield layout | {"input_ids": ids, "token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
 
     def _heard(self) -> Iterator[Arrays]:

@@ -23,25 +23,48 @@ KINDS = (
     ("chosen", r"experts_per_tok|moe_topk$|moe_top_k$|moe_k$|^topk_group$|^top_k$"),
     ("experts", r"experts$|^expert_num$|^zero_expert_num$"),
     ("picked", r"index_topk|topk_blocks"),
-    ("head", r"head_?dim$|head_size$|^d_kv$|kv_channels$|dim_head$|^d_head$|_d_head$|^rotary_dim$|^key_dim$"),
+    (
+        "head",
+        r"head_?dim$|head_size$|^d_kv$|kv_channels$|dim_head$|^d_head$|_d_head$|^rotary_dim$|^key_dim$|^query_pre_attn",
+    ),
     ("heads", r"heads?$|^n_heads?_|heads_per_(stage|layer)$|mamba_n_?groups$|^n_groups$|^num_groups$|query_groups$"),
-    ("positions", r"max_position|^n_positions$|^n_ctx$|max_\w*positions$|^block_size$|max_seq_len|max_sequence_length"),
+    (
+        "positions",
+        r"max_\w*position|^max_length$|^rel_extent$|^n_positions$|^n_ctx$|max_\w*positions$|^block_size$|max_seq_len|max_sequence_length",
+    ),
     ("period", r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$"),
     ("first", r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$"),
     ("last", r"^num_kv_shared_layers$|^num_last_\w+_layers$"),
-    ("window", r"window|attention_chunk_size|^local_attention$|^chunk_size$|mamba_chunk_size|^context_size$|floor_scale"),
+    (
+        "window",
+        r"window|attention_chunk_size|^local_attention$|^chunk_size$|mamba_chunk_size|^context_size$|floor_scale|n_floor$",
+    ),
+    ("grid", r"^(image_seq_length|num_image_tokens|num_patches|num_position_embeddings)$"),
+    ("pooled", r"^mm_tokens_per_image$"),
     ("image", r"^(\w*_)?(image|img|crop|spec)_size$"),
     ("patch", r"^patch_size$"),
     ("place", r"_layer(_id|_index)?$"),
     ("places", r"(idxs|indexes|indices|layer_ids)$"),
     ("depths", r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
     ("layers", r"layers?$"),
-    ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|latents|upsample_groups)$"),
-    ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$"),
+    ("inner", r"intermediate|ffn|^d_ff$|^dff$|^dim_ff$|^n_inner$|^d_inner$|^mlp_dim$"),
+    ("width", r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"),
+    ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$"),
 )
 """Kinds of fields and their names; the first that matches counts."""
 
-MOST = {"vocabulary": 131, "codebook": 32, "positions": 64, "window": 8, "group": 4, "chosen": 2, "picked": 4, "filters": 4}
+MOST = {
+    "vocabulary": 131,
+    "codebook": 32,
+    "positions": 64,
+    "window": 8,
+    "group": 4,
+    "chosen": 2,
+    "picked": 4,
+    "filters": 4,
+    "grid": 16,
+    "pooled": 4,
+}
 """The largest small number of some kinds."""
 
 HEAD, NARROWEST, PREFIX = 16, 32, 6
@@ -122,8 +145,11 @@ class _Node:
         }
         spec = vars(config).get("_heterogeneity_spec")
         self.special: dict[int, dict[str, Any]] = spec.per_layer_overrides if spec else {}
-        special = [value for each in self.special.values() for name, value in each.items() if kind_of(name) == "heads"]
-        self.heads = _small_heads(set(_flat([*self.of("heads").values(), special])))
+        special = [item for each in self.special.values() for item in each.items() if kind_of(item[0]) == "heads"]
+        counts: dict[str, set[int]] = {}
+        for name, value in (*self.of("heads").items(), *special):
+            counts.setdefault(_mixer(name), set()).update(_flat(value))
+        self.heads = {mixer: _small_heads(each) for mixer, each in counts.items()}
         self.picks = {count: _picked(self._layers(count)) for count in self._counts()}
         self.width = self._width()
         self.unit, self.factor = self._scale()
@@ -149,25 +175,26 @@ class _Node:
         count = self._named("num_attention_heads", *self.of("heads"))
         dim = self._named(*DIMS) or (self.width // count if count else 0)
         together = bool(count) and count * dim == self.width
-        heads = math.lcm(*(self.heads[each] for each in (count, *_flat([*self.of("heads").values()])) if self._splits(each)))
+        small_heads = self.heads.get("", {})
+        splits = [each for each in self.of("heads").values() if _is_size(each) and each > 1 and self.width % each == 0]
+        heads = math.lcm(*(small_heads[each] for each in (count, *splits) if each in small_heads))
         unit = dim if "head" in self.keep else HEAD if together else HEAD + 8
         if not count:
             heads, unit = 1, 32
         while heads * unit in self.widths.values() and self.width not in self.widths:
             unit += 8
-        small = self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
+        small = (
+            self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
+        )
         if together and small:
-            return Fraction(dim * self.heads[count], small), Fraction(self.width, small)
+            return Fraction(dim * small_heads[count], small), Fraction(self.width, small)
         return Fraction(max(dim, HEAD), HEAD), Fraction(self.width, small) if small else Fraction(1)
-
-    def _splits(self, count: int) -> bool:
-        return count > 1 and self.width % count == 0 and self.heads.get(count, 99) <= 16
 
     def shrink(self) -> None:
         """Set every field that says a size."""
         spec = vars(self.config).pop("_heterogeneity_spec", None)
         for name, (kind, value) in self.fields.items():
-            new = value if kind in self.keep else self._new(kind, value)
+            new = value if kind in self.keep else self._new(name, value)
             if new != value:
                 setattr(self.config, name, new)
         if vars(self.config).get("use_cache"):
@@ -176,22 +203,25 @@ class _Node:
         self._rope()
         if spec is not None:
             self.config.per_layer_config = {
-                place: {name: self._new(kind_of(name), value) for name, value in self.special.get(old, {}).items()}
+                place: {name: self._new(name, value) for name, value in self.special.get(old, {}).items()}
                 for place, old in enumerate(next(iter(self.picks.values())))
             }
 
-    def _new(self, kind: str, value: Any) -> Any:
+    def _new(self, name: str, value: Any) -> Any:
+        kind = kind_of(name)
         if _is_list(value) and len(value) > 2 and len(value) in self.picks and not self._are_places(kind, value):
-            return self._new_number(kind, type(value)(value[old] for old in self.picks[len(value)]))
+            return self._new_number(kind, name, type(value)(value[old] for old in self.picks[len(value)]))
         if kind in ("layers", "depths", "first", "last", "place", "places"):
             return self._new_layers(kind, value)
-        return self._new_number(kind, value)
+        return self._new_number(kind, name, value)
 
-    def _new_number(self, kind: str, value: Any) -> Any:
-        if kind == "width":
-            return _mapped(value, self._new_width) if max(_flat(value), default=0) >= NARROWEST else value
+    def _new_number(self, kind: str, name: str, value: Any) -> Any:
+        if kind in ("width", "inner") and max(_flat(value), default=0) < NARROWEST:
+            return value
         function = {
-            "heads": lambda each: self.heads[each],
+            "width": lambda each: self.widths.get(each) or self._new_width(each),
+            "inner": self._new_inner,
+            "heads": lambda each: self.heads[_mixer(name)][each],
             "head": lambda each: each if each <= 4 else max(4, 2 * round(each / self.unit / 2)),
             "token": lambda each: each if each < SPECIAL else self.tokens.setdefault(each, 130 - len(self.tokens)),
             "experts": lambda each: min(each, 8 if max(_flat([*self.of("group").values()]), default=1) > 1 else 4),
@@ -201,9 +231,11 @@ class _Node:
         }.get(kind)
         return _mapped(value, function or (lambda each: min(each, MOST.get(kind, each))))
 
+    def _new_inner(self, value: int) -> int:
+        new = self._new_width(value)
+        return new + 8 if new == self.widths.get(self.width) else new
+
     def _new_width(self, value: int) -> int:
-        if value in self.widths and value >= NARROWEST:
-            return self.widths[value]
         if value <= 4:
             return value
         exact = value / self.factor
@@ -220,7 +252,7 @@ class _Node:
 
     def _heads_and_sizes(self) -> None:
         """Keep heads times their size what it was: a multiple of the width, or another width."""
-        if "head_dim" in vars(self.config) and self.config.head_dim is None and self.width and self.heads:
+        if "head_dim" in vars(self.config) and self.config.head_dim is None and self.width:
             count = self._named("num_attention_heads")
             self.config.head_dim = int(self.width / self.factor) // count if count else None
         for name, value in self.of("head").items():
@@ -259,7 +291,9 @@ class _Node:
         return [count for count in counts if _is_size(count) and count not in stages]
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        return kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
+        return (
+            kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
+        )
 
     def _layers(self, count: int) -> list[tuple[Any, ...]]:
         """Return of what kind each of `count` layers is."""
@@ -274,7 +308,11 @@ class _Node:
                 rows.append([number < value for number in numbers])
             elif kind == "last" and _is_size(value):
                 rows.append([number >= count - value for number in numbers])
-            elif kind == "period" and _is_size(value) and not ("layer_types" in self.fields and re.search("att|window", name)):
+            elif (
+                kind == "period"
+                and _is_size(value)
+                and not ("layer_types" in self.fields and re.search("att|window", name))
+            ):
                 rows.append([number % value for number in numbers])
         return list(zip(*rows, strict=True))
 
@@ -297,12 +335,14 @@ class _Node:
 
 def _are_increasing(value: Any) -> bool:
     numbers = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
-    return bool(numbers) and len(numbers) == len(value) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    return (
+        bool(numbers) and len(numbers) == len(value) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    )
 
 
 def _picked(kinds: list[tuple[Any, ...]]) -> list[int]:
     """Return the first layers, or two layers of each kind if these are less."""
-    wanted = {kind: min(2, count) for kind, count in Counter(kinds).items()}
+    wanted = dict.fromkeys(kinds, 2)
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] >= count for kind, count in wanted.items()):
@@ -324,6 +364,11 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
     while max(small.values()) > 16:
         small = {count: max(2, 2 * round(new / 4)) for count, new in small.items()}
     return {1: 1} | small
+
+
+def _mixer(name: str) -> str:
+    """Return which of the layer's mixers has these heads: an empty string for attention."""
+    return next((each for each in ("mamba", "linear", "index", "ssm") if each in name), "")
 
 
 def _stem(name: str) -> str:

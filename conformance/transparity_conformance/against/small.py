@@ -30,7 +30,14 @@ KEPT: tuple[tuple[str, ...], ...] = (
 )
 """Ways to make a configuration small: the kinds of sizes that are kept, or the ratios of the widths of its parts."""
 
-AUTO = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION")
+AUTO = (
+    "CAUSAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "MASKED_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "IMAGE_CLASSIFICATION",
+)
 """Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
 
 
@@ -40,15 +47,21 @@ def read_config(path: str | Path) -> PretrainedConfig:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TransparityError(f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__}).") from error
+        raise TransparityError(
+            f"{shown(str(file))} is no JSON file; expected a config.json ({type(error).__name__})."
+        ) from error
     model_type = fields.get("model_type") if isinstance(fields, dict) else None
     if model_type not in transformers.CONFIG_MAPPING:
         version = transformers.__version__
-        raise TransparityError(f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}.")
+        raise TransparityError(
+            f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}."
+        )
     try:
         return AutoConfig.for_model(**fields)
     except Exception as error:
-        raise TransparityError(f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}.") from error
+        raise TransparityError(
+            f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}."
+        ) from error
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
@@ -93,8 +106,13 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
 def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
     with torch.device("meta"), contextlib.suppress(RuntimeError, NotImplementedError):
         _refuse_large(made(copy.deepcopy(small)))
+    strict = torch.are_deterministic_algorithms_enabled()
     torch.manual_seed(seed)
-    model = made(small).eval().float()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what is not initialised with NaN
+    try:
+        model = made(small).eval().float()
+    finally:
+        torch.use_deterministic_algorithms(strict)
     _refuse_large(model)
     draw(model, seed)
     return model
@@ -115,24 +133,25 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace every parameter and every statistic by drawn numbers."""
+    """Replace parameters and statistics by drawn numbers; constants, such as tables of sines, stay."""
     generator = torch.Generator().manual_seed(seed)
-    rows = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
     with torch.no_grad():
         for name, each in model.named_parameters():
-            noise = torch.randn(each.shape, generator=generator)
-            if id(each) in rows:
-                scale = torch.rand((len(each), *[1] * (each.ndim - 1)), generator=generator)
-                each.copy_(noise * 10 ** (-2 * scale))
-            elif each.ndim < 2:
-                each.copy_(_centre(each) + 0.3 * noise)
-            else:
-                each.copy_(noise / each[0].numel() ** 0.5 if each.ndim > 3 else noise / each.shape[-1] ** 0.5)
+            if each.requires_grad or not each.isfinite().all() or each.unique().numel() < 2:
+                noise = torch.randn(each.shape, generator=generator)
+                each.copy_(_drawn_weight(name, each, noise, id(each) in tables, generator))
         for name, each in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
                 noise = 0.3 * torch.randn(each.shape, generator=generator)
                 each.copy_(noise if name.endswith("mean") else noise.exp())
 
 
-def _centre(weight: torch.Tensor) -> Any:
-    return torch.nan_to_num(weight, 0.0, 0.0, 0.0)
+def _drawn_weight(
+    name: str, built: torch.Tensor, noise: torch.Tensor, is_table: bool, generator: torch.Generator
+) -> torch.Tensor:
+    if is_table:  # rows of small numbers show an epsilon
+        return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
+    if noise.ndim < 2:
+        return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise
+    return noise / (noise[0].numel() if noise.ndim > 3 else noise.shape[-1]) ** 0.5

@@ -72,7 +72,7 @@ class _Inputs:
                 yield {self.main: layout["pixel_values"]}
         elif self.main == "inputs":
             yield {self.main: self._ids((self.batch, self.length))}
-            yield {self.main: self._normal(self.batch, 3, 224, 224)}
+            yield from ({self.main: each["pixel_values"]} for each in self._images())
             yield from ({self.main: self._normal(*shape)} | beside for shape in self._sounds())
         elif self.main:
             for shape in self._sounds():

@@ -89,8 +89,8 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
     configs, widths, tokens = list(_configs(small, set())), {}, {}
     nodes = [_Node(each, widths, tokens, keep) for each in configs]
     if "ratios" in keep:
-        factor = min((each.factor for each in nodes if each.width), default=Fraction(1))
-        widths = {width: round(width / factor) for width in widths}
+        factor = 2 ** int(math.log2(min((each.factor for each in nodes if each.width), default=1)))
+        widths = {width: width // factor for width in widths}
         nodes = [_Node(each, widths, tokens, keep) for each in configs]
     factor = next((each.factor for each in nodes if each.width), Fraction(1))
     for node in nodes:
@@ -117,6 +117,10 @@ def _is_size(value: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
+
+
+def _is_strings(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and all(isinstance(each, str) for each in value)
 
 
 def _flat(value: Any) -> list[int]:
@@ -168,7 +172,8 @@ class _Node:
         lists = [value for value in self.of("heads").values() if _is_list(value)]
         if any(len(value) not in self.picks for value in lists):  # of stages, of which hidden_size is the last's width
             names.remove("hidden_size")
-        return 0 if "width" in self.keep else self._named(*names)
+        width = 0 if "width" in self.keep else self._named(*names)
+        return width if width >= NARROWEST else 0
 
     def _scale(self) -> tuple[Fraction, Fraction]:
         """Return by what sizes of heads and widths are divided."""
@@ -183,12 +188,12 @@ class _Node:
             heads, unit = 1, 32
         while heads * unit in self.widths.values() and self.width not in self.widths:
             unit += 8
-        small = (
-            self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
-        )
-        if together and small:
+        if not self.width:
+            return Fraction(max(dim, HEAD), HEAD), Fraction(1)
+        small = self.widths.setdefault(self.width, min(heads * unit, self.width))
+        if together:
             return Fraction(dim * small_heads[count], small), Fraction(self.width, small)
-        return Fraction(max(dim, HEAD), HEAD), Fraction(self.width, small) if small else Fraction(1)
+        return Fraction(max(dim, HEAD), HEAD), Fraction(self.width, small)
 
     def shrink(self) -> None:
         """Set every field that says a size."""
@@ -287,7 +292,8 @@ class _Node:
     def _counts(self) -> list[int]:
         """Return the numbers of layers, but not of stages, which are all kept."""
         stages = {len(value) for value in self.of("depths").values() if _is_list(value)}
-        counts = [*self.of("layers").values(), *self.of("depths").values()]
+        lists = [len(value) for name, (_, value) in self.fields.items() if "layer" in name and _is_strings(value)]
+        counts = [*self.of("layers").values(), *self.of("depths").values(), *lists]
         return [count for count in counts if _is_size(count) and count not in stages]
 
     def _are_places(self, kind: str, value: Any) -> bool:

@@ -81,14 +81,14 @@ def _widened(value: Any) -> Any:
 
 
 def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the model type and the name of each class; a class counts once in a kind."""
+    """Yield the kind, the model type and the name of each class."""
     for kind in kinds:
         seen = set()
         for mapping in KINDS[kind]:
             for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
                 name = names if isinstance(names, str) else names[0]
-                if name not in seen:
-                    seen.add(name)
+                if (model_type, name) not in seen:
+                    seen.add((model_type, name))
                     yield kind, model_type, name
 
 

@@ -260,6 +260,8 @@ class _Node:
         if "head_dim" in vars(self.config) and self.config.head_dim is None and self.width:
             count = self._named("num_attention_heads")
             self.config.head_dim = int(self.width / self.factor) // count if count else None
+        if not any("expand" in name for name in self.fields):
+            return
         for name, value in self.of("head").items():
             partner = next((each for each in self.of("heads") if _stem(each) == _stem(name)), "")
             if not self.width or not _is_size(value) or not _is_size(count := self.fields.get(partner, ("", 0))[1]):
@@ -272,22 +274,32 @@ class _Node:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _rope(self) -> None:
-        """Cut what a rotary embedding says of each frequency to the small head."""
+        """Cut what a rotary embedding says of each frequency to the small head, and keep how much it is stretched."""
         for name in ("rope_parameters", "rope_scaling"):
-            if isinstance(value := vars(self.config).get(name), dict):
-                setattr(self.config, name, {key: self._new_rope(key, each, value) for key, each in value.items()})
+            if isinstance(rope := vars(self.config).get(name), dict):
+                setattr(self.config, name, {key: self._new_rope(key, each) for key, each in rope.items()})
+                self._stretch(vars(self.config)[name])
 
-    def _new_rope(self, key: str, value: Any, rope: dict[str, Any]) -> Any:
+    def _new_rope(self, key: str, value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: self._new_rope(name, each, value) for name, each in value.items()}
+            return {name: self._new_rope(name, each) for name, each in value.items()}
         if key in ("long_factor", "short_factor") and value:
             size = max(1, round(len(value) / self.unit))
             return [value[number * len(value) // size] for number in range(size)]
-        if key == "mrope_section" and value:
-            return _shares(value, round(sum(value) / self.unit))
-        if key == "original_max_position_embeddings" and rope.get("rope_type") in ("longrope", "dynamic"):
-            return MOST["window"]
-        return value
+        return _shares(value, round(sum(value) / self.unit)) if key == "mrope_section" and value else value
+
+    def _stretch(self, rope: dict[str, Any]) -> None:
+        """Keep the longest sequence relative to the one before stretching, which is short if lengths choose factors."""
+        longest, field = self.fields.get("max_position_embeddings", ("", 0))[1], "original_max_position_embeddings"
+        before = rope.get(field) or self.fields.get(field, ("", 0))[1]
+        short = rope.get("rope_type", rope.get("type")) in ("longrope", "dynamic")
+        if _is_size(longest) and (before or short):
+            new = MOST["window"] if short else before
+            self.config.max_position_embeddings = new * longest // (before or longest)
+            if rope.get(field):
+                rope[field] = new
+            if field in self.fields:
+                setattr(self.config, field, new)
 
     def _counts(self) -> list[int]:
         """Return the numbers of layers, but not of stages, which are all kept."""

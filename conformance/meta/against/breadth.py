@@ -69,6 +69,9 @@ NARROW = {torch.float32, torch.bfloat16, torch.float16}
 class Exact(TorchDispatchMode):
     """Computes in float64 where the model asks for a narrower float."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_widened, (args, kwargs or {}))
         if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # half_to_float

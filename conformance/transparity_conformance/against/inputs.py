@@ -190,7 +190,7 @@ class _Inputs:
                     with torch.no_grad():
                         given = {key: value for key, value in tensors(layout).items() if key in takes}
                         count = _rows_of(extract(**given)) // self.batch
-                except Exception:  # noqa: BLE001, S112 - the next layout is tried
+                except Exception:  # noqa: BLE001 - the next layout is tried
                     continue
                 ids = np.concatenate(
                     [np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1

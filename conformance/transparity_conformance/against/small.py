@@ -98,8 +98,9 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
             return model
     if isinstance(failures[0], TransparityError):
         raise failures[0]
+    reason = shown(str(failures[0]))
     raise TransparityError(
-        f"{made.__name__} does not run when made small ({shown(str(failures[0]))}); expected a model of texts, images or sounds."
+        f"{made.__name__} does not run when made small ({reason}); expected a model of texts, images or sounds."
     ) from failures[0]
 
 
@@ -141,10 +142,10 @@ def draw(model: torch.nn.Module, seed: int) -> None:
             if each.requires_grad or not each.isfinite().all() or each.unique().numel() < 2:
                 noise = torch.randn(each.shape, generator=generator)
                 each.copy_(_drawn_weight(name, each, noise, id(each) in tables, generator))
-        for name, each in model.named_buffers():
+        for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
-                noise = 0.3 * torch.randn(each.shape, generator=generator)
-                each.copy_(noise if name.endswith("mean") else noise.exp())
+                noise = 0.3 * torch.randn(buffer.shape, generator=generator)
+                buffer.copy_(noise if name.endswith("mean") else noise.exp())
 
 
 def _drawn_weight(

@@ -50,14 +50,14 @@ STAGES = ("listed", "exists", "builds", "runs", "exact")
 """How far a class comes. It exists if its default configuration builds it, without weights."""
 
 LACKING: dict[str, dict[str, Any]] = {
-    "cohere_compass": {},
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000.0}},
     "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "moonshine_streaming": {"num_key_value_heads": 8},
     "nemotron": {"num_key_value_heads": 8},
-    "reformer": {"is_decoder": True},
+    "ReformerModelWithLMHead": {"is_decoder": True},
     "wav2vec2-bert": {"vocab_size": 32},
     "wav2vec2-conformer": {"vocab_size": 32},
 }
@@ -68,6 +68,9 @@ NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 class Exact(TorchDispatchMode):
     """Computes in float64 where the model asks for a narrower float."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_widened, (args, kwargs or {}))
@@ -81,20 +84,20 @@ def _widened(value: Any) -> Any:
 
 
 def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the model type and the name of each class; a class counts once in a kind."""
+    """Yield the kind, the model type and the name of each class."""
     for kind in kinds:
         seen = set()
         for mapping in KINDS[kind]:
             for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
                 name = names if isinstance(names, str) else names[0]
-                if name not in seen:
-                    seen.add(name)
+                if (model_type, name) not in seen:
+                    seen.add((model_type, name))
                     yield kind, model_type, name
 
 
-def configured(model_type: str) -> Any:
-    """Return the default configuration with what it lacks."""
-    return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, {}))
+def configured(model_type: str, name: str = "") -> Any:
+    """Return the default configuration with what it lacks for a class."""
+    return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
 
 
 def exists(model_type: str, name: str) -> bool:
@@ -102,7 +105,7 @@ def exists(model_type: str, name: str) -> bool:
     try:
         made = getattr(transformers, name)
         with torch.device("meta"):
-            made(part_of(configured(model_type), made))
+            made(part_of(configured(model_type, name), made))
     except Exception:  # noqa: BLE001 - any failure says no
         return False
     return True
@@ -118,7 +121,7 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     """Yield the answer so far after each stage."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
-    model = build(configured(model_type), getattr(transformers, name))
+    model = build(configured(model_type, name), getattr(transformers, name))
     inputs = {key: torch.from_numpy(value) for key, value in example_inputs(model).items()}
     answer |= {"stage": "builds", "parameters": sum(each.numel() for each in model.parameters())}
     yield answer

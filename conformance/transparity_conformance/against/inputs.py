@@ -72,7 +72,7 @@ class _Inputs:
                 yield {self.main: layout["pixel_values"]}
         elif self.main == "inputs":
             yield {self.main: self._ids((self.batch, self.length))}
-            yield {self.main: self._normal(self.batch, 3, 224, 224)}
+            yield from ({self.main: each["pixel_values"]} for each in self._images())
             yield from ({self.main: self._normal(*shape)} | beside for shape in self._sounds())
         elif self.main:
             for shape in self._sounds():
@@ -164,8 +164,8 @@ class _Inputs:
         if self.main in ("input_values", "inputs"):
             yield self.batch, SAMPLES
         for count, features in itertools.product(dict.fromkeys(frames), (bins, 2 * bins, 4 * bins, 80)):
-            yield self.batch, features, count
-            yield self.batch, count, features
+            layouts = [(self.batch, features, count), (self.batch, count, features)]
+            yield from layouts[::-1] if self.main == "input_values" else layouts
         yield self.batch, SAMPLES
         yield self.batch, 1, SAMPLES
 
@@ -195,14 +195,10 @@ class _Inputs:
                 ids = np.concatenate(
                     [np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1
                 )
-                shape = ids.shape
-                yield layout | {"input_ids": ids} | self._mask(shape)
-                yield (
-                    layout
-                    | {"input_ids": ids, "mm_token_type_ids": (ids == token).astype(np.int64)}
-                    | self._mask(shape)
-                )
-                yield layout | {"input_ids": ids, "token_type_ids": (ids == token).astype(np.int64)} | self._mask(shape)
+                types = (ids == token).astype(np.int64)
+                named = {name: types for name in ("mm_token_type_ids", "token_type_ids") if name in self.names}
+                yield layout | {"input_ids": ids} | named | self._mask(ids.shape)
+                yield layout | {"input_ids": ids} | self._mask(ids.shape)
 
     def _heard(self) -> Iterator[Arrays]:
         for shape in self._sounds():

@@ -5,62 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 from transformers import PretrainedConfig
 
-KINDS = (
-    ("keep", r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"),
-    ("keep", r"^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^(d_)?hash|^num_latents$"),
-    ("filters", r"num_filters$"),
-    ("codebook", r"^codebook_size$|^num_embeddings$"),
-    ("token", r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$"),
-    ("vocabulary", r"vocab"),
-    ("group", r"^n_group$|^num_expert_group$"),
-    ("chosen", r"experts_per_tok|moe_topk$|moe_top_k$|moe_k$|^topk_group$|^top_k$"),
-    ("experts", r"experts$|^expert_num$|^zero_expert_num$"),
-    ("picked", r"index_topk|topk_blocks"),
-    ("head", r"head_?dim$|head_size$|^d_kv$|kv_channels$|dim_head$|^d_head$|_d_head$|^rotary_dim$|^key_dim$"),
-    ("heads", r"heads?$|^n_heads?_|heads_per_(stage|layer)$|mamba_n_?groups$|^n_groups$|^num_groups$|query_groups$"),
-    ("positions", r"max_position|^n_positions$|^n_ctx$|max_\w*positions$|^block_size$|max_seq_len|max_sequence_length"),
-    ("period", r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$"),
-    ("first", r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$"),
-    ("last", r"^num_kv_shared_layers$|^num_last_\w+_layers$"),
-    (
-        "window",
-        r"window|attention_chunk_size|^local_attention$|^chunk_size$|mamba_chunk_size|^context_size$|floor_scale",
-    ),
-    ("image", r"^(\w*_)?(image|img|crop|spec)_size$"),
-    ("patch", r"^patch_size$"),
-    ("place", r"_layer(_id|_index)?$"),
-    ("places", r"(idxs|indexes|indices|layer_ids)$"),
-    ("depths", r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$"),
-    ("layers", r"layers?$"),
-    (
-        "width",
-        r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|d_ff|dff|n_inner|latents|upsample_groups)$",
-    ),
-    ("width", r"dim_per_stage$|d_ssm$|hidden_size_\w+$"),
-)
-"""Kinds of fields and their names; the first that matches counts."""
+from transparity_conformance.against.fields import MOST, fields_of, is_list, is_size, kind_of, mapped, of_kind, sizes
+from transparity_conformance.against.layers import KINDS, Layers
 
-MOST = {
-    "vocabulary": 131,
-    "codebook": 32,
-    "positions": 64,
-    "window": 8,
-    "group": 4,
-    "chosen": 2,
-    "picked": 4,
-    "filters": 4,
-}
-"""The largest small number of some kinds."""
-
-HEAD, NARROWEST, PREFIX = 16, 32, 6
-"""The size of a head, the narrowest width that shrinks, and how many layers may be kept for their order."""
+HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
+"""The size of a head, the narrowest width that shrinks, and the most heads and labels."""
 
 SPECIAL = 111
 """Token ids from here on become ids in the small vocabulary that no text has."""
@@ -69,28 +24,32 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", 
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
-
-def kind_of(name: str) -> str:
-    """Return what a field says the size of, or an empty string."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "")
+MIXERS = ("mamba", "linear", "index", "ssm")
+"""Parts of a layer that have heads of their own, beside attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
-    """Return a copy whose sizes are small and in the proportions of `config`; the kinds `keep` are unchanged."""
+    """Return a small copy.
+
+    Args:
+        config: the configuration; those inside it become small, too.
+        keep: kinds of fields that are unchanged; with `ratios`, widths of all configurations keep their ratios.
+    """
     small = copy.deepcopy(config)
-    configs, widths, tokens = list(_configs(small, set())), {}, {}
-    nodes = [_Node(each, widths, tokens, keep) for each in configs]
+    widths: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    configs = list(_configs(small, set()))
+    parts = [_Part(each, widths, tokens, keep) for each in configs]
     if "ratios" in keep:
-        factor = min((each.factor for each in nodes if each.width), default=Fraction(1))
-        widths = {width: round(width / factor) for width in widths}
-        nodes = [_Node(each, widths, tokens, keep) for each in configs]
-    factor = next((each.factor for each in nodes if each.width), Fraction(1))
-    for node in nodes:
-        node.factor = node.factor if node.width else factor
-        node.shrink()
+        factor = 2 ** int(math.log2(min((each.factor for each in parts if each.width), default=1)))
+        widths = {width: width // factor for width in widths}
+        parts = [_Part(each, widths, tokens, keep) for each in configs]
+    default = next((each.factor for each in parts if each.width), Fraction(1))
+    for part in parts:
+        part.factor = part.factor if part.width else default
+        part.shrink()
     small._attn_implementation, small._experts_implementation, small.dtype = "eager", "batched_mm", None
-    if small.num_labels and small.num_labels > 7:
-        small.num_labels = 7
+    small.num_labels = min(small.num_labels or 0, LABELS) or small.num_labels
     return small
 
 
@@ -103,254 +62,197 @@ def _configs(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedCon
                 yield from _configs(value, seen)
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+class _Part:
+    """One configuration of a tree.
 
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def _flat(value: Any) -> list[int]:
-    if _is_list(value):
-        return [number for each in value for number in _flat(each)]
-    return [value] if _is_size(value) else []
-
-
-def _mapped(value: Any, function: Callable[[int], int]) -> Any:
-    if _is_list(value):
-        return type(value)(_mapped(each, function) for each in value)
-    return function(value) if _is_size(value) else value
-
-
-class _Node:
-    """One configuration of a tree: its fields by kind, which layers it keeps, and by how much its widths shrink."""
+    Attributes:
+        widths: by the widths of all configurations, the small ones.
+        tokens: by the ids of all special tokens, the small ones.
+        heads: by mixer, by numbers of heads, the small ones.
+        width: the width of the residual stream, or 0.
+        unit: by what sizes of heads are divided.
+        factor: by what widths are divided.
+    """
 
     def __init__(
         self, config: PretrainedConfig, widths: dict[int, int], tokens: dict[int, int], keep: Sequence[str]
     ) -> None:
         self.config, self.widths, self.tokens, self.keep = config, widths, tokens, keep
-        self.fields = {
-            name: (kind_of(name), value)
-            for name, value in vars(config).items()
-            if _is_list(value) or (isinstance(value, int) and not isinstance(value, bool))
-        }
-        spec = vars(config).get("_heterogeneity_spec")
-        self.special: dict[int, dict[str, Any]] = spec.per_layer_overrides if spec else {}
-        special = [value for each in self.special.values() for name, value in each.items() if kind_of(name) == "heads"]
-        self.heads = _small_heads(set(_flat([*self.of("heads").values(), special])))
-        self.picks = {count: _picked(self._layers(count)) for count in self._counts()}
+        self.fields = fields_of(vars(config))
+        layered = vars(config).get("_heterogeneity_spec")
+        self.special: dict[int, dict[str, Any]] = layered.per_layer_overrides if layered else {}
+        self.layers = Layers(self.fields, self.special)
+        special = [item for each in self.special.values() for item in each.items() if kind_of(item[0]) == "heads"]
+        counts: dict[str, set[int]] = {"": set()}
+        for name, value in (*self._of("heads").items(), *special):
+            counts.setdefault(self._mixer(name), set()).update(sizes(value))
+        self.heads = {mixer: _small_heads(each) for mixer, each in counts.items()}
         self.width = self._width()
         self.unit, self.factor = self._scale()
 
-    def of(self, kind: str) -> dict[str, Any]:
-        """Return the fields of a kind."""
-        return {name: value for name, (each, value) in self.fields.items() if each == kind}
+    def _of(self, kind: str) -> dict[str, Any]:
+        return of_kind(self.fields, kind)
+
+    def _mixer(self, name: str) -> str:
+        """Return which part of a layer has these heads: an empty string for attention."""
+        if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
+            return "mamba"
+        return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
         """Return the first number of the first field that has one."""
-        fields = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
-        return next((number for value in fields for number in _flat(value)), 0)
+        values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
+        return next((number for value in values for number in sizes(value)), 0)
 
     def _width(self) -> int:
-        names = [*WIDTHS, *(name for name, value in self.of("width").items() if _is_list(value))]
-        lists = [value for value in self.of("heads").values() if _is_list(value)]
-        if any(len(value) not in self.picks for value in lists):  # of stages, of which hidden_size is the last's width
+        names = [*WIDTHS, *(name for name, value in self._of("width").items() if is_list(value))]
+        lists = [value for value in self._of("heads").values() if is_list(value)]
+        if any(len(each) not in self.layers.picks for each in lists):  # stages; hidden_size is the width of the last
             names.remove("hidden_size")
-        return 0 if "width" in self.keep else self._named(*names)
+        width = 0 if "width" in self.keep else self._named(*names)
+        return width if width >= NARROWEST else 0
 
     def _scale(self) -> tuple[Fraction, Fraction]:
-        """Return by what sizes of heads and widths are divided."""
-        count = self._named("num_attention_heads", *self.of("heads"))
-        dim = self._named(*DIMS) or (self.width // count if count else 0)
-        together = bool(count) and count * dim == self.width
-        heads = math.lcm(
-            *(self.heads[each] for each in (count, *_flat([*self.of("heads").values()])) if self._splits(each))
-        )
-        unit = dim if "head" in self.keep else HEAD if together else HEAD + 8
-        if not count:
-            heads, unit = 1, 32
-        while heads * unit in self.widths.values() and self.width not in self.widths:
-            unit += 8
-        small = (
-            self.widths.setdefault(self.width, min(heads * unit, self.width)) if self.width >= NARROWEST else self.width
-        )
-        if together and small:
-            return Fraction(dim * self.heads[count], small), Fraction(self.width, small)
-        return Fraction(max(dim, HEAD), HEAD), Fraction(self.width, small) if small else Fraction(1)
+        count = self._named("num_attention_heads", *self._of("heads"))
+        size = self._named(*DIMS) or (self.width // count if count else 0)
+        free = Fraction(max(size, HEAD), HEAD)
+        if not self.width:
+            return free, Fraction(1)
+        are_together = count * size == self.width
+        unit = size if "head" in self.keep else HEAD if are_together else HEAD + 8
+        small = self.widths.get(self.width) or self._small_width(count, unit)
+        self.widths[self.width] = small
+        return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
-    def _splits(self, count: int) -> bool:
-        return count > 1 and self.width % count == 0 and self.heads.get(count, 99) <= 16
+    def _small_width(self, count: int, unit: int) -> int:
+        """Return a width that no other configuration has, and that all numbers of heads divide."""
+        counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
+        times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
+        unit = unit if count else 2 * HEAD
+        while times * unit in self.widths.values():
+            unit += 8
+        return min(times * unit, self.width)
 
     def shrink(self) -> None:
         """Set every field that says a size."""
-        spec = vars(self.config).pop("_heterogeneity_spec", None)
+        layered = vars(self.config).pop("_heterogeneity_spec", None)
         for name, (kind, value) in self.fields.items():
-            new = value if kind in self.keep else self._new(kind, value)
+            new = value if kind in self.keep else self._new(name, value)
             if new != value:
                 setattr(self.config, name, new)
         if vars(self.config).get("use_cache"):
             self.config.use_cache = False
-        self._heads_and_sizes()
-        self._rope()
-        if spec is not None:
+        if "head_dim" in vars(self.config) and self.config.head_dim is None and self.width:
+            count = self._named("num_attention_heads")
+            self.config.head_dim = int(self.width / self.factor) // count if count else None
+        if any("expand" in name for name in self.fields):
+            self._expand()
+        for name in ("rope_parameters", "rope_scaling"):
+            if isinstance(rope := vars(self.config).get(name), dict):
+                setattr(self.config, name, self._new_rope(rope))
+        if layered:
             self.config.per_layer_config = {
-                place: {name: self._new(kind_of(name), value) for name, value in self.special.get(old, {}).items()}
-                for place, old in enumerate(next(iter(self.picks.values())))
+                new: {name: self._new(name, value) for name, value in self.special.get(old, {}).items()}
+                for new, old in enumerate(self.layers.kept)
             }
 
-    def _new(self, kind: str, value: Any) -> Any:
-        if _is_list(value) and len(value) > 2 and len(value) in self.picks and not self._are_places(kind, value):
-            return self._new_number(kind, type(value)(value[old] for old in self.picks[len(value)]))
-        if kind in ("layers", "depths", "first", "last", "place", "places"):
-            return self._new_layers(kind, value)
-        return self._new_number(kind, value)
-
-    def _new_number(self, kind: str, value: Any) -> Any:
-        if kind == "width":
-            return _mapped(value, self._new_width) if max(_flat(value), default=0) >= NARROWEST else value
-        function = {
-            "heads": lambda each: self.heads[each],
-            "head": lambda each: each if each <= 4 else max(4, 2 * round(each / self.unit / 2)),
-            "token": lambda each: each if each < SPECIAL else self.tokens.setdefault(each, 130 - len(self.tokens)),
-            "experts": lambda each: min(each, 8 if max(_flat([*self.of("group").values()]), default=1) > 1 else 4),
-            "image": self._new_image,
-            "patch": lambda each: each if self._has_stages() else min(each, 4),
-            "window": lambda each: min(each, 2 if self.of("patch") and each < 64 else 8),
-        }.get(kind)
-        return _mapped(value, function or (lambda each: min(each, MOST.get(kind, each))))
-
-    def _new_width(self, value: int) -> int:
-        if value in self.widths and value >= NARROWEST:
-            return self.widths[value]
-        if value <= 4:
+    def _new(self, name: str, value: Any) -> Any:
+        kind = kind_of(name)
+        if self.layers.has_one_for_each(kind, value):
+            value = self.layers.cut(value)
+        elif kind in KINDS:
+            return self.layers.new(kind, value)
+        if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value
-        exact = value / self.factor
-        return int(exact) if exact.denominator == 1 and exact % 8 == 0 else max(8, round(exact / 8) * 8)
+        return mapped(value, lambda each: self._small(kind, self._mixer(name), each))
 
-    def _new_image(self, value: int) -> int:
-        patch = max(_flat([*self.of("patch").values()]), default=4)
-        return min(value, 64 if self._has_stages() else 4 * min(patch, 4))
+    def _small(self, kind: str, mixer: str, number: int) -> int:
+        match kind:
+            case "width":
+                return self.widths.get(number) or self._divided(number)
+            case "inner":
+                new = self._divided(number)
+                return new + 8 if new == self.widths.get(self.width) else new
+            case "heads":
+                return self.heads[mixer][number]
+            case "head":
+                return number if number <= 4 else max(4, 2 * round(number / self.unit / 2))
+            case "token":
+                free = MOST["vocabulary"] - 1 - len(self.tokens)
+                return number if number < SPECIAL else self.tokens.setdefault(number, free)
+            case "experts":
+                return min(number, 8 if max(sizes([*self._of("group").values()]), default=1) > 1 else 4)
+            case "patch":
+                return number if self._has_stages() else min(number, 4)
+            case "image":
+                patch = max(sizes([*self._of("patch").values()]), default=4)
+                return min(number, 64 if self._has_stages() else 4 * min(patch, 4))
+            case "window":
+                return min(number, 2 if self._of("patch") and number < 64 else MOST["window"])
+        return min(number, MOST.get(kind, number))
+
+    def _divided(self, width: int) -> int:
+        exact = width / self.factor
+        if width <= 4 or (exact.denominator == 1 and exact % 8 == 0):
+            return width if width <= 4 else int(exact)
+        return max(8, round(exact / 8) * 8)
 
     def _has_stages(self) -> bool:
         """Return whether there are depths or widths of several stages."""
-        lists = [*self.of("depths").values(), *self.of("width").values()]
-        return any(_is_list(value) and len(value) > 1 for value in lists)
+        lists = [*self._of("depths").values(), *self._of("width").values()]
+        return any(is_list(value) and len(value) > 1 for value in lists)
 
-    def _heads_and_sizes(self) -> None:
+    def _expand(self) -> None:
         """Keep heads times their size what it was: a multiple of the width, or another width."""
-        if "head_dim" in vars(self.config) and self.config.head_dim is None and self.width and self.heads:
-            count = self._named("num_attention_heads")
-            self.config.head_dim = int(self.width / self.factor) // count if count else None
-        for name, value in self.of("head").items():
-            partner = next((each for each in self.of("heads") if _stem(each) == _stem(name)), "")
-            if not self.width or not _is_size(value) or not _is_size(count := self.fields.get(partner, ("", 0))[1]):
+        small = vars(self.config)
+        for name, value in self._of("head").items():
+            partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
+            count = self.fields.get(partner, ("", None))[1]
+            if not self.width or not is_size(value) or not is_size(count):
                 continue
-            ratio, small = Fraction(value * count, self.width), vars(self.config)
-            if ratio.denominator == 1 and (new := ratio * self.width / self.factor / small[partner]).denominator == 1:
+            new = Fraction(value * count) / self.factor / small[partner]
+            if value * count % self.width == 0 and new.denominator == 1:
                 setattr(self.config, name, int(new))
-            for other, width in self.of("width").items():
+            for other, width in self._of("width").items():
                 if width == value * count and width not in self.widths:
                     setattr(self.config, other, small[name] * small[partner])
 
-    def _rope(self) -> None:
-        """Cut what a rotary embedding says of each frequency to the small head."""
-        for name in ("rope_parameters", "rope_scaling"):
-            if isinstance(value := vars(self.config).get(name), dict):
-                setattr(self.config, name, {key: self._new_rope(key, each, value) for key, each in value.items()})
+    def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
+        """Return a rotary embedding whose numbers for each frequency are cut to the small head."""
+        new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
+        for key in ("long_factor", "short_factor"):
+            if numbers := rope.get(key):
+                count = max(1, round(len(numbers) / self.unit))
+                new[key] = [numbers[place * len(numbers) // count] for place in range(count)]
+        if sections := rope.get("mrope_section"):
+            new["mrope_section"] = _shares(sections, round(sum(sections) / self.unit))
+        self._stretch(new)
+        return new
 
-    def _new_rope(self, key: str, value: Any, rope: dict[str, Any]) -> Any:
-        if isinstance(value, dict):
-            return {name: self._new_rope(name, each, value) for name, each in value.items()}
-        if key in ("long_factor", "short_factor") and value:
-            size = max(1, round(len(value) / self.unit))
-            return [value[number * len(value) // size] for number in range(size)]
-        if key == "mrope_section" and value:
-            return _shares(value, round(sum(value) / self.unit))
-        if key == "original_max_position_embeddings" and rope.get("rope_type") in ("longrope", "dynamic"):
-            return MOST["window"]
-        return value
-
-    def _counts(self) -> list[int]:
-        """Return the numbers of layers, but not of stages, which are all kept."""
-        stages = {len(value) for value in self.of("depths").values() if _is_list(value)}
-        counts = [*self.of("layers").values(), *self.of("depths").values()]
-        return [count for count in counts if _is_size(count) and count not in stages]
-
-    def _are_places(self, kind: str, value: Any) -> bool:
-        return (
-            kind in ("layers", "places") and _are_increasing(value) and (len(value) not in self.picks or max(value) > 1)
-        )
-
-    def _layers(self, count: int) -> list[tuple[Any, ...]]:
-        """Return of what kind each of `count` layers is."""
-        numbers = range(count)
-        rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
-        for name, (kind, value) in self.fields.items():
-            if _is_list(value) and kind in ("layers", "places") and _are_increasing(value) and max(value) > 1:
-                rows.append([number in value for number in numbers])
-            elif _is_list(value) and len(value) == count and len({str(each) for each in value}) <= 4:
-                rows.append([str(each) for each in value])
-            elif kind == "first" and _is_size(value):
-                rows.append([number < value for number in numbers])
-            elif kind == "last" and _is_size(value):
-                rows.append([number >= count - value for number in numbers])
-            elif (
-                kind == "period"
-                and _is_size(value)
-                and not ("layer_types" in self.fields and re.search("att|window", name))
-            ):
-                rows.append([number % value for number in numbers])
-        return list(zip(*rows, strict=True))
-
-    def _new_layers(self, kind: str, value: Any) -> Any:
-        count, kept = next(iter(self.picks.items()), (0, []))
-        if _is_list(value):
-            if kept and self._are_places(kind, value):
-                return type(value)(new for new, old in enumerate(kept) if old in value) or type(value)([len(kept) - 1])
-            return _mapped(value, lambda each: min(each, 2)) if kind == "depths" else value
-        if kind in ("layers", "depths") and value in self.picks:
-            return len(self.picks[value])
-        if kind == "first" and _is_size(value):
-            return sum(old < value for old in kept)
-        if kind == "last" and _is_size(value):
-            return sum(old >= count - value for old in kept)
-        if kind == "place" and isinstance(value, int) and kept:
-            return min(max(value, -len(kept)), len(kept) - 1)
-        return value
-
-
-def _are_increasing(value: Any) -> bool:
-    numbers = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each >= 0]
-    return (
-        bool(numbers) and len(numbers) == len(value) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
-    )
-
-
-def _picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the first layers, or two layers of each kind if these are less."""
-    wanted = {kind: min(2, count) for kind, count in Counter(kinds).items()}
-    for length in range(2, min(len(kinds), PREFIX) + 1):
-        found = Counter(kinds[:length])
-        if all(found[kind] >= count for kind, count in wanted.items()):
-            return list(range(length))
-    if len(kinds) <= 2:
-        return list(range(len(kinds)))
-    places = {kind: [number for number, each in enumerate(kinds) if each == kind] for kind in wanted}
-    return sorted(number for each in places.values() for number in (each * 2)[:2])
+    def _stretch(self, rope: dict[str, Any]) -> None:
+        """Keep how much positions are stretched; where a text's length decides, short texts are stretched."""
+        field = "original_max_position_embeddings"
+        longest = self.fields.get("max_position_embeddings", ("", None))[1]
+        before = rope.get(field) or self.fields.get(field, ("", None))[1]
+        length_decides = rope.get("rope_type", rope.get("type")) in ("longrope", "dynamic")
+        if is_size(longest) and (before or length_decides):
+            new = MOST["window"] if length_decides else before
+            self.config.max_position_embeddings = new * longest // (before or longest)
+            if rope.get(field):
+                rope[field] = new
+            if field in self.fields:
+                setattr(self.config, field, new)
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
     """Return small numbers of heads in the proportions of `counts`; one head stays one."""
     several = [count for count in counts if count > 1]
-    if not several:
-        return dict.fromkeys(counts, 1)
     divisor = math.gcd(*several)
-    times = 4 if max(several) == divisor else 2 if min(several) == divisor else 1
+    times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1
     small = {count: count // divisor * times for count in several}
-    while max(small.values()) > 16:
+    while max(small.values(), default=0) > HEADS:
         small = {count: max(2, 2 * round(new / 4)) for count, new in small.items()}
-    return {1: 1} | small
+    return {0: 1, 1: 1} | small
 
 
 def _stem(name: str) -> str:

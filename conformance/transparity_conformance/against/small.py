@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PretrainedConfig
+from torch.nn import Parameter
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from transparity.errors import TransparityError, shown
@@ -38,7 +40,7 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""Auto mappings in which the class of a configuration is looked up; the last is that of base models."""
+"""Auto mappings in which the class of a configuration is looked up, before that of base models."""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
@@ -71,7 +73,7 @@ def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[t
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
     names = names or _names(modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type, ()))
     found = getattr(transformers, names[0], None) if names else None
-    if not isinstance(found, type) or not issubclass(found, torch.nn.Module):
+    if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
         what = f"class {shown(names[0])}" if names else f"class for model_type {shown(config.model_type)}"
         raise TransparityError(f"transformers {transformers.__version__} has no {what}; expected the name of a model.")
     return found
@@ -98,19 +100,31 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
             return model
     if isinstance(failures[0], TransparityError):
         raise failures[0]
+    reason = shown(str(failures[0]))
     raise TransparityError(
-        f"{made.__name__} does not run when made small ({shown(str(failures[0]))}); expected a model of texts, images or sounds."
+        f"{made.__name__} does not run when made small ({reason}); expected a model of texts, images or sounds."
     ) from failures[0]
 
 
 def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
-    with torch.device("meta"), contextlib.suppress(RuntimeError, NotImplementedError):
+    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # a few classes need numbers
         _refuse_large(made(copy.deepcopy(small)))
-    torch.manual_seed(seed)
-    model = made(small).eval().float()
+    with torch.random.fork_rng(devices=[]), _uninitialised_is_nan():
+        torch.manual_seed(seed)
+        model = made(small).eval().float()
     _refuse_large(model)
     draw(model, seed)
     return model
+
+
+@contextlib.contextmanager
+def _uninitialised_is_nan() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _refuse_large(model: torch.nn.Module) -> None:
@@ -128,24 +142,27 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace every parameter and every statistic by drawn numbers."""
+    """Replace parameters and statistics by drawn numbers; constants, such as tables of sines, stay."""
     generator = torch.Generator().manual_seed(seed)
-    rows = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # which own what is tied
+    owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():
-            noise = torch.randn(each.shape, generator=generator)
-            if id(each) in rows:
-                scale = torch.rand((len(each), *[1] * (each.ndim - 1)), generator=generator)
-                each.copy_(noise * 10 ** (-2 * scale))
-            elif each.ndim < 2:
-                each.copy_(_centre(each) + 0.3 * noise)
-            else:
-                each.copy_(noise / each[0].numel() ** 0.5 if each.ndim > 3 else noise / each.shape[-1] ** 0.5)
-        for name, each in model.named_buffers():
+            if each.requires_grad or not each.isfinite().all() or each.unique().numel() < 2:
+                noise = torch.randn(each.shape, generator=generator)
+                each.copy_(_drawn_weight(name, each, noise, owners.get(id(each)), generator))
+        for name, buffer in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
-                noise = 0.3 * torch.randn(each.shape, generator=generator)
-                each.copy_(noise if name.endswith("mean") else noise.exp())
+                noise = 0.3 * torch.randn(buffer.shape, generator=generator)
+                buffer.copy_(noise if name.endswith("mean") else noise.exp())
 
 
-def _centre(weight: torch.Tensor) -> Any:
-    return torch.nan_to_num(weight, 0.0, 0.0, 0.0)
+def _drawn_weight(
+    name: str, built: torch.Tensor, noise: torch.Tensor, owner: torch.nn.Module | None, generator: torch.Generator
+) -> torch.Tensor:
+    if isinstance(owner, torch.nn.Embedding):  # rows of small numbers show an epsilon
+        return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
+    if noise.ndim < 2:
+        return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise
+    is_convolution = isinstance(owner, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d)
+    return noise / (noise[0].numel() if is_convolution else noise.shape[-1]) ** 0.5

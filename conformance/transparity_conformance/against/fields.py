@@ -1,0 +1,114 @@
+"""Fields of configurations of transformers by what they say the size of."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+KINDS = {
+    "keep": r"kernel|stride|padding|dilation|_bins|buckets|ignore|type_vocab|loss|merge|expand|mult$|feat_extract"
+    r"|^chunk_size_feed|^(feature_projection_)?input_dim$|^input_feat|^feature_size$|^num_latents$",
+    "filters": r"num_filters$",
+    "codebook": r"^codebook_size$|^num_embeddings$",
+    "token": r"_token_(id|index)$|^(boi|eoi|im|tag|subs|codec|image_pad)_\w*(id|index)$|^vocab_offset$",
+    "vocabulary": r"vocab",
+    "group": r"^n_group$|^num_expert_group$",
+    "chosen": r"experts_per_tok|moe_topk$|moe_top_k$|moe_k$|^topk_group$|^top_k$",
+    "experts": r"experts$|^expert_num$|^zero_expert_num$",
+    "picked": r"index_topk|topk_blocks",
+    "head": r"head_?dim$|head_size$|^d_kv$|kv_channels$|dim_head$|(^|_)d_head$|^rotary_dim$|^key_dim$|^query_pre_attn",
+    "heads": r"heads?$|^n_heads?_|heads_per_(stage|layer)$|mamba_n_?groups$|^n_groups$|^num_groups$|query_groups$",
+    "positions": r"max_\w*position|^n_positions$|^n_ctx$|^block_size$|max_seq_len|max_sequence_length|^max_length$"
+    r"|^rel_extent$",
+    "period": r"layer_period$|interval$|(attention|attn)_frequency$|sparse_step$|every_n_layers$|window_pattern$",
+    "first": r"^first_k_dense|^num_dense_layers$|^max_window_layers$|^num_first_\w+_layers$",
+    "last": r"^num_kv_shared_layers$|^num_last_\w+_layers$",
+    "window": r"window|chunk_size$|^local_attention$|^context_size$|floor_scale|n_floor$",
+    "grid": r"^(image_seq_length|num_image_tokens|num_patches|num_position_embeddings)$",
+    "pooled": r"^mm_tokens_per_image$",
+    "image": r"^(\w*_)?(image|img|crop|spec)_size$",
+    "patch": r"^patch_size$",
+    "place": r"_layer(_id|_index)?$",
+    "places": r"(idxs|indexes|indices|layer_ids)$",
+    "depths": r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$",
+    "layers": r"layers?$",
+    "inner": r"intermediate|ffn|^d_ff$|^dff$|^dim_ff$|^n_inner$|^d_inner$|^mlp_dim$",
+    "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
+    r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
+}
+"""What fields say the size of, and their names; the first that matches counts."""
+
+MOST = {
+    "vocabulary": 131,
+    "positions": 64,
+    "codebook": 32,
+    "grid": 16,
+    "window": 8,
+    "group": 4,
+    "picked": 4,
+    "filters": 4,
+    "pooled": 4,
+    "chosen": 2,
+}
+"""The largest small number, where it depends on nothing else."""
+
+Fields = dict[str, tuple[str, Any]]
+"""By name, the kind of a field and its value."""
+
+
+def kind_of(name: str) -> str:
+    """Return what a field says the size of, or an empty string."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
+
+
+def fields_of(values: dict[str, Any]) -> Fields:
+    """Return the fields that are whole numbers or lists."""
+    return {name: (kind_of(name), value) for name, value in values.items() if is_whole(value) or is_list(value)}
+
+
+def of_kind(fields: Fields, kind: str) -> dict[str, Any]:
+    """Return the values of the fields of a kind."""
+    return {name: value for name, (each, value) in fields.items() if each == kind}
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is an int but not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_size(value: Any) -> bool:
+    """Return whether a value is a positive whole number."""
+    return is_whole(value) and value > 0
+
+
+def is_list(value: Any) -> bool:
+    """Return whether a value is a list or a tuple."""
+    return isinstance(value, list | tuple)
+
+
+def are_names(value: Any) -> bool:
+    """Return whether a value is a list of strings."""
+    return is_list(value) and len(value) > 0 and all(isinstance(each, str) for each in value)
+
+
+def are_places(value: Any) -> bool:
+    """Return whether a value is a list of increasing indices."""
+    if not is_list(value) or not value or not all(is_whole(each) and each >= 0 for each in value):
+        return False
+    return all(first < second for first, second in itertools.pairwise(value))
+
+
+def sizes(value: Any) -> list[int]:
+    """Return the positive whole numbers of a value, which may be nested lists."""
+    if is_list(value):
+        return [number for each in value for number in sizes(each)]
+    return [value] if is_size(value) else []
+
+
+def mapped(value: Any, function: Callable[[int], int]) -> Any:
+    """Return a value with a function applied to each of its positive whole numbers."""
+    if is_list(value):
+        return type(value)(mapped(each, function) for each in value)
+    return function(value) if is_size(value) else value

@@ -1,0 +1,165 @@
+"""Models of transformers are made small in the proportions of their configuration, and their weights are drawn."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from transparity.errors import TransparityError
+from transparity_conformance.against.inputs import tensors
+from transparity_conformance.against.small import build, class_of, example_inputs, made_small, read_config
+
+LLAMA = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+
+TYPES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "gemma3_text": {"num_hidden_layers": 26, "head_dim": 256, "query_pre_attn_scalar": 256},
+    "deepseek_v3": {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+    "qwen3_next": {"num_hidden_layers": 48},
+    "bert": {},
+    "t5": {},
+    "whisper": {},
+    "swin": {},
+    "wav2vec2": {},
+}
+
+
+def config_of(model_type: str, **fields: Any) -> Any:
+    return transformers.CONFIG_MAPPING[model_type](**TYPES.get(model_type, {}) | fields)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_small_model_runs_and_its_numbers_are_finite(model_type: str) -> None:
+    model = build(config_of(model_type))
+    with torch.no_grad():
+        output = model(**tensors(example_inputs(model)))[0]
+    assert output.isfinite().all()
+    assert output.std() > 1e-3
+    assert sum(each.numel() for each in model.parameters()) < 10_000_000
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(32, 8), (28, 4), (71, 1), (12, 12)])
+def test_heads_keep_their_ratio_to_keys_and_values(heads: int, shared: int) -> None:
+    small = made_small(
+        config_of("llama", hidden_size=heads * 64, num_attention_heads=heads, num_key_value_heads=shared, head_dim=64)
+    )
+    assert 1 < small.num_attention_heads <= 16
+    assert small.hidden_size == small.num_attention_heads * small.head_dim
+    if shared in (1, heads):
+        assert small.num_key_value_heads == (1 if shared == 1 else small.num_attention_heads)
+    else:
+        assert small.num_attention_heads / small.num_key_value_heads == heads / shared
+        assert small.num_key_value_heads > 1
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
+    config = config_of(model_type)
+    small = made_small(config)
+    for field in ("layer_types", "mlp_layer_types"):
+        if kinds := getattr(config, field, None):
+            counts = Counter(getattr(small, field))
+            assert set(counts) == set(kinds)
+            assert min(counts.values()) == 2
+            assert sum(counts.values()) == small.num_hidden_layers
+    assert not hasattr(config, "first_k_dense_replace") or small.first_k_dense_replace >= 2
+
+
+def test_windows_experts_and_token_ids_fit_short_texts() -> None:
+    small = made_small(config_of("gpt_oss", eos_token_id=[200002, 200012], pad_token_id=199999))
+    assert small.sliding_window == 8
+    assert (small.num_local_experts, small.num_experts_per_tok) == (4, 2)
+    ids = [small.pad_token_id, *small.eos_token_id]
+    assert len({*ids}) == 3
+    assert max(ids) < small.vocab_size
+    groups = made_small(config_of("deepseek_v3"))
+    assert (groups.n_routed_experts, groups.n_group, groups.topk_group) == (8, 4, 2)
+
+
+def test_rotary_embeddings_keep_their_sections_and_how_far_they_are_stretched() -> None:
+    rope = {"rope_type": "longrope", "long_factor": [4.0] * 48, "short_factor": [1.0] * 48, "rope_theta": 1e4}
+    fields = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_parameters": rope}
+    small = made_small(config_of("phi3", hidden_size=3072, num_attention_heads=32, **fields))
+    assert (small.max_position_embeddings, small.original_max_position_embeddings) == (256, 8)
+    assert len(small.rope_parameters["long_factor"]) == small.hidden_size // small.num_attention_heads // 2
+    sections = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
+    heads = {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2}
+    text = made_small(config_of("qwen2_vl_text", rope_parameters=sections, **heads))
+    assert text.rope_parameters["mrope_section"] == [2, 3, 3]
+
+
+def test_the_configuration_that_is_given_is_unchanged() -> None:
+    config = config_of("gemma3")
+    before = config.to_dict()
+    made_small(config)
+    assert config.to_dict() == before
+
+
+def test_weights_are_determined_by_the_seed_and_differ_between_layers() -> None:
+    first, again, other = (build(config_of("llama"), seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+    layers = [name for name in first if ".0." in name]
+    assert layers
+    assert not any(torch.equal(first[name], first[name.replace(".0.", ".1.")]) for name in layers)
+
+
+def test_tied_weights_stay_tied_and_rows_of_embeddings_have_scales_of_their_own() -> None:
+    model: Any = build(config_of("llama", tie_word_embeddings=True))
+    table = model.get_input_embeddings().weight
+    assert model.lm_head.weight is table
+    scales = table.detach().std(dim=1)
+    assert scales.min() < 0.03 < 0.5 < scales.max()
+
+
+def test_inputs_are_deterministic_and_have_the_length_that_is_asked_for() -> None:
+    model = build(config_of("bert"))
+    first, again = (example_inputs(model, length=17, batch=3) for _ in range(2))
+    assert first["input_ids"].shape == (3, 17)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_first_auto_mapping() -> None:
+    assert class_of(config_of("bert", architectures=["BertModel"])) is transformers.BertModel
+    assert class_of(config_of("llama")) is transformers.LlamaForCausalLM
+    assert class_of(config_of("t5")) is transformers.T5ForConditionalGeneration
+    assert class_of(config_of("vit")) is transformers.ViTForImageClassification
+    assert class_of(config_of("llama"), "LlamaModel") is transformers.LlamaModel
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is no JSON file; expected a config.json"),
+        ("[]", "has model_type None"),
+        ('{"model_type": "lama"}', "has model_type 'lama'; expected one of transformers"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "is no configuration of llama"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(TransparityError, match=says) as error:
+        read_config(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_unknown_or_missing_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TransparityError, match="is no JSON file"):
+        read_config(tmp_path / "nowhere.json")
+    with pytest.raises(TransparityError, match="has no class 'NoModel'"):
+        class_of(config_of("llama"), "NoModel")
+    with pytest.raises(TransparityError, match="does not run when made small"):
+        build(config_of("dots1"))  # has no number of experts
+
+
+def test_a_folder_or_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}))
+    assert read_config(tmp_path).num_key_value_heads == 8
+    assert read_config(tmp_path / "config.json").hidden_size == 4096

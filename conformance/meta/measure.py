@@ -10,6 +10,7 @@
 | `fitting` | modules of drawn configurations, which `fit` has to find |
 | `alignment`, `listening` | activations found by value, and what listening costs |
 | `modules`, `ranks` | models of Keras and equinox, and sharded ports |
+| `against` | copies of files of transformers with one mistake, checked against the original |
 | `fuzz` | inputs that nobody would write |
 | `mutants`, `equivalents` | lines of the columns made wrong by rote, and those that compute the same |
 """
@@ -46,6 +47,7 @@ POOLS = {
     "modules": "meta.modules.measure",
     "ranks": "meta.ranks.measure",
     "fuzz": "meta.fuzz.campaign",
+    "against": "meta.against.power",
     "mutants": "meta.mutation.mutate",
     "equivalents": "meta.mutation.equivalents",
 }

@@ -96,7 +96,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
             folder = Path(root) / "model"
             build(read_config(asked.config)).save_pretrained(folder)
-        model = _from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
+        model = from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
         yield Reference(_title(asked, model), model, asked.dtype), folder
 
 
@@ -121,8 +121,8 @@ def _quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
-def _from_transformers(folder: Path | None) -> Any:
-    """The model of a folder, by the class that its config.json names."""
+def from_transformers(folder: Path | None) -> Any:
+    """Return the model of a folder, by the class that its config.json names."""
     if folder is None:
         raise UsageError(
             "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."
@@ -136,6 +136,7 @@ def _from_transformers(folder: Path | None) -> Any:
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     try:
         model = made.from_pretrained(str(folder), **named)
+        model.set_experts_implementation("eager")
     except (ValueError, OSError, RuntimeError) as error:
         raise TransparityError(f"{folder} cannot be loaded by transformers: {shown(str(error))}.") from error
     return model

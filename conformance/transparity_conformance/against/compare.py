@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from transparity_conformance.against.departures import Comparer, Comparison, Departure, Recorded
+from transparity_conformance.against.departures import Comparer, Comparison, Departure, Recorded, changes_at
+from transparity_conformance.against.values import agreeing, shares
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.listening.program import Program
+from transparity_conformance.listening.program import Change, Program
 from transparity_conformance.report.comparison import difference
 
 MOST_DEPARTURES = 12
@@ -31,9 +33,10 @@ class Answer:
     inputs: Inputs
     error: float
     budget: float
+    actual: np.ndarray
+    """The port's answer."""
     changed: int
     """Numbers of the answer beyond the budget."""
-    size: int
 
     @property
     def agrees(self) -> bool:
@@ -95,7 +98,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     actual = np.asarray(port(inputs), np.float64)
     error = difference(actual, expected)
     changed = int((np.abs(actual - expected) > budget).sum()) if actual.shape == expected.shape else expected.size
-    return Answer(name, inputs, error, budget, changed, expected.size)
+    return Answer(name, inputs, error, budget, actual, changed)
 
 
 def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
@@ -103,9 +106,7 @@ def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Cl
     chosen = _most_telling(outcome.wrong)
     progress(f"recording both on {chosen.probe}", 0, 1)
     comparer = _comparer(reference, listen, chosen.inputs, clock)
-    others = {
-        each.probe: _comparer(reference, listen, each.inputs, clock) for each in _confirming(outcome.answers, chosen)
-    }
+    others = {each.probe: OtherCall(reference, listen, each) for each in _confirming(outcome.answers, chosen)}
     found, now, failing = _confirmed(comparer, others)
     if not found:
         return dataclasses.replace(outcome, notes=("no operation of the port differs from the reference's",))
@@ -118,7 +119,7 @@ def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Cl
     )
 
 
-def _confirmed(comparer: Comparer, others: Mapping[str, Comparer]) -> tuple[list[Departure], Comparison, list[str]]:
+def _confirmed(comparer: Comparer, others: Mapping[str, OtherCall]) -> tuple[list[Departure], Comparison, list[str]]:
     """Find departures whose edits give the port's answer on all probes; what an edit does on one alone is luck."""
     while True:
         found, now = comparer.departures(MOST_DEPARTURES)
@@ -140,17 +141,17 @@ def clock_left(comparer: Comparer) -> bool:
     return comparer.clock.left > 0
 
 
-def _failing(comparer: Comparer, found: Sequence[Departure], others: Mapping[str, Comparer]) -> list[str]:
+def _failing(comparer: Comparer, found: Sequence[Departure], others: Mapping[str, OtherCall]) -> list[str]:
     """The probes on which the edits do not give the port's answer; none where a departure has no edit."""
     if any(each.edit is None for each in found):
         return []
-    return [name for name, other in others.items() if not _confirms(comparer, found, other)]
+    return [name for name, other in others.items() if not other.is_explained(comparer, found)]
 
 
 def _confirming(answers: Sequence[Answer], chosen: Answer) -> list[Answer]:
     """The probes for confirmation: those of other shapes first."""
     rest = [each for each in answers if each is not chosen]
-    return sorted(rest, key=lambda each: (each.agrees, each.size == chosen.size))[:CONFIRMED_ON]
+    return sorted(rest, key=lambda each: (each.agrees, each.actual.size == chosen.actual.size))[:CONFIRMED_ON]
 
 
 CONFIRMED_ON = 3
@@ -159,7 +160,7 @@ CONFIRMED_ON = 3
 
 def _most_telling(wrong: Sequence[Answer]) -> Answer:
     """The probe with the largest share of wrong numbers, the smallest of several: most parts of the model take part."""
-    return max(wrong, key=lambda each: (round(each.changed / each.size, 1), -each.size))
+    return max(wrong, key=lambda each: (round(each.changed / each.actual.size, 1), -each.actual.size))
 
 
 def _comparer(reference: Reference, listen: Listen, inputs: Inputs, clock: Clock) -> Comparer:
@@ -169,14 +170,39 @@ def _comparer(reference: Reference, listen: Listen, inputs: Inputs, clock: Clock
     return Comparer(program, recorded, reference.dtype, reference.main(inputs), reference.numbers, clock)
 
 
-def _confirms(comparer: Comparer, found: Sequence[Departure], other: Comparer) -> bool:
-    """Return whether the edits give the port's answer on another probe, too."""
-    changes = {}
-    for each in found:
-        assert each.edit is not None
-        changes |= other.changes_at(each.edit, _same_steps(comparer.program, each.steps, other.program))
-    tried = other.compared_or_none(changes)
-    return tried is not None and (tried.agrees or other.measured(tried).agrees)
+class OtherCall:
+    """A call on which the edits that explain another one are run."""
+
+    def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
+        self.reference, self.listen, self.answer = reference, listen, answer
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The reference's."""
+        return self.reference.program(self.answer.inputs)
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, list[np.ndarray]]:
+        """The port's values that a shorter dtype can hold."""
+        answer, operations = self.listen(self.answer.inputs)
+        return Recorded(operations, np.asarray(answer, np.float64)).rounded()
+
+    def is_explained(self, comparer: Comparer, found: Sequence[Departure]) -> bool:
+        """Return whether the edits give the port's answer, within what rounding explains with them."""
+        program, changes, flow = self.program, dict[int, Change](), comparer.flow_of(self.program)
+        for each in found:
+            assert each.edit is not None
+            if each.edit.kind == "rounding":
+                flow.rounded = self.rounded
+            changes |= changes_at(each.edit, _same_steps(comparer.program, each.steps, program), program, flow)
+        try:
+            given = program.run(changes)[program.answer]
+            share = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
+            return agreeing(given, self.answer.actual, share) or agreeing(
+                given, self.answer.actual, shares(program, self.reference.dtype, changes)[program.answer]
+            )
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return False
 
 
 def _same_steps(program: Program, numbers: Sequence[int], other: Program) -> list[int]:

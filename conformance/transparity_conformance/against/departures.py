@@ -407,8 +407,12 @@ class Comparer:
 
     def changes_at(self, edit: Edit, numbers: Collection[int]) -> dict[int, Change]:
         """Return the changes of an edit at some steps, where it applies."""
-        made = {number: edit.make(self.program, self.flow, self.program.steps[number]) for number in numbers}
-        return {number: change for number, change in made.items() if change is not None}
+        return changes_at(edit, numbers, self.program, self.flow)
+
+    def flow_of(self, program: Program) -> DataFlow:
+        """Return the flow of data through the program of another call."""
+        main = {self.program.names[index] for index in self.flow.passes if index in self.program.given}
+        return DataFlow(program, main)
 
     def _shows(self, edit: Edit, step: Step, now: Comparison, lost: Known, made: set[bytes]) -> bool:
         """Return whether an edit soon gives numbers of the port that nothing had; most edits end here.
@@ -504,6 +508,12 @@ MEASURED = 3
 
 TRIES = 8
 """Values behind an edit that are compared before it is given up. A bound on time alone."""
+
+def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
+    """Return the changes of an edit at some steps of a program, where it applies."""
+    made = {number: edit.make(program, flow, program.steps[number]) for number in numbers}
+    return {number: change for number, change in made.items() if change is not None}
+
 
 LAG = 2
 """How much nearer an edit is tried that is fitted, or one of many."""

@@ -527,7 +527,7 @@ def _sources(program: Program, step: Step, index: int) -> Iterator[Source]:
                 continue
             if root in seen or (short(other) in VIEWS and value.shape != mine.shape):
                 continue
-            if value.shape == mine.shape or value.shape[-1] == mine.shape[-1]:
+            if value.shape == mine.shape or value.shape[-1:] == mine.shape[-1:]:
                 seen.add(root if short(other) not in VIEWS else place)
                 yield source
 

@@ -13,11 +13,11 @@ import numpy as np
 from transparity.errors import TransparityError, shown
 from transparity_conformance.against.reference import Inputs
 
-TEXTS = ((1, 1), (2, 3), (3, 1), (11, 2), (16, 1), (17, 2), (33, 1), (64, 1), (65, 1))
+TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """Lengths and batches: around powers of two, and beyond the windows of small models."""
 
-PADDED = ((11, 3), (17, 2))
-"""Lengths and batches of rows with padding on the left, and on the right."""
+PADDED = {"left": (11, 3), "right": (17, 2)}
+"""Lengths and batches of rows with padding, by its side."""
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """The same of inputs without a length, such as images."""
@@ -33,11 +33,10 @@ def probes_of(model: Any) -> dict[str, Inputs]:
     for number, (length, batch) in enumerate(TEXTS if is_text else OTHERS):
         if length <= longest:
             found[f"{batch} × {length}"] = _whole(example_inputs(model, length, batch, number))
-    for number, (length, batch) in enumerate(PADDED if is_text else ()):
-        inputs = example_inputs(model, length, batch, 100 + number)
+    for side, (length, batch) in PADDED.items() if is_text else ():
+        inputs = example_inputs(model, length, batch, length)
         if "attention_mask" in inputs and length <= longest:
-            for side in ("left", "right"):
-                found[f"{batch} × {length}, padded on the {side}"] = _padded(inputs, side)
+            found[f"{batch} × {length}, padded on the {side}"] = _padded(inputs, side)
     return found
 
 

@@ -1,0 +1,195 @@
+"""The pool `against`: ports with one generic mistake on one line, and right twins, each checked against its original.
+
+The original is the class of transformers that the port is a copy of. `--pool-folder` is what
+`python -m meta.against.mutants --out` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meta.trial import Answer, Measure
+from transparity_conformance.against.check import compare_modules
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
+
+BUDGET = 8.0
+"""Seconds in which edits are looked for."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A port of a family, with a mistake, or without one."""
+
+    folder: Path
+    family: str
+    id: str
+    line: int
+    last: int
+    """The last line of the statement."""
+    is_twin: bool
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.id}"
+
+    def run(self) -> dict[str, Any]:
+        """Check the port against its original."""
+        model = original(self.folder / self.family / "model")
+        port = self.folder / self.family / self.id / "port.py"
+        begun = time.perf_counter()
+        made = load_port(f"{port}:load")(str(self.folder / self.family / "model"))
+        report = compare_modules(made, model, budget=BUDGET, name=str(self))
+        seconds = time.perf_counter() - begun
+        theirs = Path(sys.modules[type(model).__module__].__file__ or "")
+        return {
+            "verdict": report.verdict,
+            "lines": _lines(report, port, theirs),
+            "use": sorted(lines_of_use(port.read_text(encoding="utf-8"), self.line, self.last)),
+            "causes": [cause.says for fault in report.faults for cause in fault.causes],
+            "faults": len(report.faults),
+            "unexplained": sum(not fault.causes for fault in report.faults),
+            "seconds": round(seconds, 1),
+        }
+
+
+@functools.cache
+def original(folder: Path) -> Any:
+    """Return the model of a folder, by transformers."""
+    from transparity_conformance.against.check import from_transformers
+
+    return from_transformers(folder)
+
+
+def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
+    """The lines of the first fault on both sides, by the numbers of the port's file."""
+    if not report.faults:
+        return []
+    fault, found = report.faults[0], []
+    if fault.source is not None and Path(fault.source["file"]) == port:
+        found.append(fault.source["line"])
+    if fault.reference_source is not None and Path(fault.reference_source["file"]) == theirs:
+        found += _in_port(theirs, port).get(fault.reference_source["line"], [])
+    return found
+
+
+def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
+    """The lines of the port by the original's lines that they are copies of."""
+    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (theirs, port))
+    found: dict[int, list[int]] = {}
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for place in range(a, b):
+            found[place + 1] = [c + place - a + 1] if kind == "equal" else list(range(c + 1, d + 1))
+    return found
+
+
+def lines_of_use(text: str, first: int, last: int) -> set[int]:
+    """Return the lines that use what a statement makes: those that read the names that it assigns, in its function; for
+    a `return`, those that call the function."""
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]
+    if not around:
+        return set()
+    function = max(around, key=lambda node: node.lineno)
+    inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and first <= node.lineno <= last]
+    names = {
+        node.id
+        for statement in inside
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    used = _readers(function, names, last)
+    if argument := re.match(r"\s*(\w+)=", text.splitlines()[first - 1]):  # a line of a call: what it is given by name
+        used |= {line for each in functions for line in _readers(each, {argument[1]}, 0)}
+    if any(isinstance(statement, ast.Return) for statement in inside):
+        called = {function.name} | _classes_of(tree, function)
+        used |= {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) & called}
+    return used
+
+
+def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
+    """The lines of the statements behind a line that read some names."""
+    found = set()
+    for statement in ast.walk(function):
+        if isinstance(statement, ast.stmt) and statement.lineno > last and not hasattr(statement, "body"):
+            reads = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            if reads & names:
+                found |= set(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    return found
+
+
+def _classes_of(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
+    """Names of attributes that hold modules of the class that a `forward` belongs to."""
+    owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and function in node.body}
+    return {
+        target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _called(node.value) & owners
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+
+
+def _called(node: ast.Call) -> set[str]:
+    return {getattr(node.func, "id", ""), getattr(node.func, "attr", "")} - {""}
+
+
+def trials(options: argparse.Namespace) -> list[Mutant]:
+    """Return every mutant and twin in the folder."""
+    found = []
+    for file in sorted(options.pool_folder.glob("*/mutants.json")):
+        for row in json.loads(file.read_text(encoding="utf-8")):
+            first, last = row["statement"]
+            found.append(Mutant(options.pool_folder, row["family"], row["id"], first, last, row["twin"]))
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of the mutants."""
+    parser.add_argument("--pool-folder", type=Path, default=Path("reports/against"))
+
+
+def line_of(trial: Mutant, answer: Answer) -> str:
+    """Return what is printed of an answer that is not as wanted."""
+    is_right = answer["verdict"] == ("agrees" if trial.is_twin else "diverges")
+    if is_right and (trial.is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
+        return ""
+    return f"{trial}: {answer['verdict']}, line {trial.line} told as {answer['lines']}, {answer['causes'] or 'no cause'}"
+
+
+def _is_near(trial: Mutant, answer: Answer) -> bool:
+    """Return whether a line is the mutated one, or uses what it makes."""
+    return _is_line(trial, answer) or bool(set(answer["lines"]) & set(answer["use"]))
+
+
+def _is_line(trial: Mutant, answer: Answer) -> bool:
+    return any(trial.line <= line <= trial.last for line in answer["lines"])
+
+
+def _of_mutants(judge: Any) -> Any:
+    return lambda trial, answer: None if trial.is_twin else judge(trial, answer)
+
+
+MEASURES: Sequence[Measure] = (
+    Measure("mistakes detected", _of_mutants(lambda _, answer: answer["verdict"] == "diverges"), 1.0),
+    Measure("the line, or one that uses what it makes, first on either side", _of_mutants(_is_near), 0.9),
+    Measure("the line itself", _of_mutants(_is_line)),
+    Measure(
+        "explained by edits, on all probes",
+        _of_mutants(lambda _, answer: bool(answer["causes"]) and not answer["unexplained"]),
+        0.6,
+    ),
+    Measure("right twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1),
+    Measure("under 5 s, imports aside", lambda _, answer: answer["seconds"] < 5),
+)

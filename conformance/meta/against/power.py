@@ -165,7 +165,9 @@ def line_of(trial: Mutant, answer: Answer) -> str:
     is_right = answer["verdict"] == ("agrees" if trial.is_twin else "diverges")
     if is_right and (trial.is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
         return ""
-    return f"{trial}: {answer['verdict']}, line {trial.line} told as {answer['lines']}, {answer['causes'] or 'no cause'}"
+    return (
+        f"{trial}: {answer['verdict']}, line {trial.line} told as {answer['lines']}, {answer['causes'] or 'no cause'}"
+    )
 
 
 def _is_near(trial: Mutant, answer: Answer) -> bool:
@@ -190,6 +192,8 @@ MEASURES: Sequence[Measure] = (
         _of_mutants(lambda _, answer: bool(answer["causes"]) and not answer["unexplained"]),
         0.6,
     ),
-    Measure("right twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1),
+    Measure(
+        "right twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1
+    ),
     Measure("under 5 s, imports aside", lambda _, answer: answer["seconds"] < 5),
 )

@@ -323,16 +323,26 @@ class Comparer:
         operation, number = next((each for each in orders if each[1] is not None), (0, None))
         if number is None or number in now.changes:
             return None
-        step = self.program.steps[number]
+        step, theirs = self.program.steps[number], self.port.operations[operation].value
         for maker in (*SIMPLE, *FITTED):
             for edit in maker(self.program, self.flow, step, Context(self.numbers)):
+                if (step.site, edit.says) in self._refused or not self._makes(edit, step, theirs, now):
+                    continue
                 for numbers in self._scopes(number, now):
-                    if self.clock.left <= 0 or (step.site, edit.says) in self._refused:
-                        continue
                     tried = self.compared_or_none(self._changes(edit, numbers, now.changes), now.shares)
                     if tried is not None and tried.agrees:
                         return Departure(operation, step, edit, numbers, (), now.matched.keys()), tried
         return None
+
+    def _makes(self, edit: Edit, step: Step, theirs: np.ndarray, now: Comparison) -> bool:
+        """Return whether an edit makes a value of the port, number by number."""
+        try:
+            change = edit.make(self.program, self.flow, step)
+            made = None if change is None else change(now.values)
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return False
+        made = made[0] if isinstance(made, tuple | list) else made
+        return made is not None and agreeing(made, theirs, now.shares.get(step.output, 0.0))
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
         """The step whose result an operation of the port has in the same shape and another order, and in no other
@@ -508,6 +518,7 @@ MEASURED = 3
 
 TRIES = 8
 """Values behind an edit that are compared before it is given up. A bound on time alone."""
+
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
     """Return the changes of an edit at some steps of a program, where it applies."""

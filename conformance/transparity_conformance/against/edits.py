@@ -208,6 +208,22 @@ def _functions() -> list[dict[str, Callable[..., Any]]]:
     return [activations, normal]
 
 
+def _norms(context: Context) -> dict[str, Callable[..., Any]]:
+    """Norms with PyTorch's default epsilon, and with those of the configuration."""
+    import torch
+
+    def rms(x: Any, eps: float) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+    found: dict[str, Callable[..., Any]] = {}
+    for eps in dict.fromkeys([1e-5, *(number for number in context.numbers if 0 < number <= 1e-3)]):
+        found[f"the root mean square with the epsilon {eps:g}"] = lambda x, e=eps: rms(x, e)
+        found[f"the standard deviation with the epsilon {eps:g}, after the mean is subtracted"] = lambda x, e=eps: rms(
+            x - x.mean(-1, keepdim=True), e
+        )
+    return found
+
+
 PAIRS: tuple[tuple[str, ...], ...] = (
     ("add", "sub", "mul", "div"),
     ("sin", "cos"),
@@ -334,11 +350,13 @@ SEGMENTS = 4
 
 def segments(program: Program, flow: DataFlow, step: Step, context: Context) -> Iterator[Edit]:
     """Yield edits that leave a segment out, apply it twice, or apply two in the other order."""
-    if short(step) in VIEWS or step.output not in flow.passes:
+    if step.output not in flow.passes:
         return
     for count, start in enumerate(itertools.islice(_starts(flow, step.output), SEGMENTS), 1):
         what = _segment_in_words(flow, start, step)
         same = program.values[start].shape == program.values[step.output].shape
+        if short(step) in VIEWS and not same:
+            continue
         if same or program.values[start].numel() == program.values[step.output].numel():
             yield Edit("left out", f"leaves out {what}", _on_segment(count, lambda x: x), 1, (count,))
             yield Edit("twice", f"applies {what} twice", _twice(count), 2, (count,))
@@ -348,7 +366,7 @@ def segments(program: Program, flow: DataFlow, step: Step, context: Context) -> 
                     yield Edit(
                         "function", f"applies {label} in place of {what}", _on_segment(count, function), 2, (count,)
                     )
-            for label, function in _functions()[1].items():
+            for label, function in (_functions()[1] | _norms(context)).items():
                 if not inside:
                     yield Edit(
                         "normalization",

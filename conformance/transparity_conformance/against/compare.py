@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from transparity_conformance.against.departures import Comparer, Comparison, Departure, Recorded, changes_at
-from transparity_conformance.against.values import agreeing, shares
+from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
+from transparity_conformance.against.departures import Departure, Departures
+from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.recorded import Recorded
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.search import EditSearch
+from transparity_conformance.against.values import agreeing, shares
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation, Source
@@ -42,6 +48,11 @@ class Answer:
     def agrees(self) -> bool:
         return self.error <= self.budget
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a mask hides something."""
+        return any("mask" in name and not value.all() for name, value in self.inputs.items())
+
 
 @dataclass(frozen=True, eq=False)
 class Parting:
@@ -68,7 +79,6 @@ class Outcome:
     """The largest difference between the answers with all edits in the reference."""
     confirmed: Sequence[str] = ()
     """The probes on which the edited reference gives the port's answer."""
-    unconfirmed: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
 
     @property
@@ -96,56 +106,65 @@ def compared(
 def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answer:
     expected, budget = reference.answer(inputs)
     actual = np.asarray(port(inputs), np.float64)
-    error = difference(actual, expected)
-    changed = int((np.abs(actual - expected) > budget).sum()) if actual.shape == expected.shape else expected.size
-    return Answer(name, inputs, error, budget, actual, changed)
+    if actual.shape != expected.shape:
+        return Answer(name, inputs, math.inf, budget, actual, expected.size)
+    kept = reference.kept(inputs, expected.shape)
+    pair = (actual, expected) if kept is None else (actual[kept], expected[kept])
+    return Answer(name, inputs, difference(*pair), budget, actual, int((np.abs(pair[0] - pair[1]) > budget).sum()))
 
 
 def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find the departures on one probe, and confirm their edits on the others."""
+    """Find the departures on one probe, and confirm their edits on others."""
     chosen = _most_telling(outcome.wrong)
-    progress(f"recording both on {chosen.probe}", 0, 1)
-    comparer = _comparer(reference, listen, chosen.inputs, clock)
-    others = {each.probe: OtherCall(reference, listen, each) for each in _confirming(outcome.answers, chosen)}
-    found, now, failing = _confirmed(comparer, others)
-    if not found:
-        return dataclasses.replace(outcome, notes=("no operation of the port differs from the reference's",))
+    progress(f"looking for what explains {chosen.probe}", 0, 1)
+    comparer = _comparer(reference, listen, chosen)
+    departures = Departures(comparer, EditSearch(comparer, reference.numbers, clock))
+    others = [OtherCall(reference, listen, each) for each in _confirming(outcome.answers, chosen)]
+    found, now, failing = _confirmed(departures, others, clock)
+    if not now.agrees:  # an edit is a cause only if all of them together give the port's answer
+        found = [dataclasses.replace(each, edit=None) for each in found]
     return dataclasses.replace(
         outcome,
-        partings=[_parting(comparer, each if now.agrees else dataclasses.replace(each, edit=None)) for each in found],
-        residual=difference(now.values[comparer.program.answer].numpy(), comparer.port.answer),
-        confirmed=[chosen.probe, *(name for name in others if name not in failing)],
-        unconfirmed=failing,
+        partings=[_parting(departures, each) for each in found],
+        residual=comparer.residual(now),
+        confirmed=[chosen.probe, *(each.answer.probe for each in others if each not in failing)],
     )
 
 
-def _confirmed(comparer: Comparer, others: Mapping[str, OtherCall]) -> tuple[list[Departure], Comparison, list[str]]:
-    """Find departures whose edits give the port's answer on all probes; what an edit does on one alone is luck."""
+def _confirmed(
+    departures: Departures, others: Sequence[OtherCall], clock: Clock
+) -> tuple[list[Departure], Comparison, list[OtherCall]]:
+    """Find departures whose edits give the port's answer on other calls, too: on one alone it may be luck."""
     while True:
-        found, now = comparer.departures(MOST_DEPARTURES)
-        tried, failing = found, _failing(comparer, found, others)
+        found, now = departures.found(MOST_DEPARTURES)
+        tried, failing = found, _failing(departures, found, others)
         while failing and (replaced := _with_another(tried)) is not None:
             tried = replaced
-            failing = _failing(comparer, tried, others)
+            failing = _failing(departures, tried, others)
         if not failing:
-            return tried, comparer.compared(comparer.changes_of(tried), now.shares), []
-        doubtful = max((each for each in found if each.edit), key=lambda each: each.edit.rank, default=None)
-        if doubtful is None or doubtful.edit is None or not clock_left(comparer):
+            return tried, now if tried is found else _run_again(departures, tried, now), []
+        doubtful = max((each for each in found if each.edit), key=_rank)
+        if clock.left <= 0:
             return [dataclasses.replace(each, edit=None) for each in found], now, failing
-        for each in (doubtful.edit, *doubtful.others):
-            comparer.refuse(doubtful.step, each)
+        assert doubtful.edit is not None
+        departures.search.refuse(doubtful.step, doubtful.edit)
+        for other in doubtful.others:
+            departures.search.refuse(other.step, other.edit)
 
 
-def clock_left(comparer: Comparer) -> bool:
-    """Return whether there is time for another search."""
-    return comparer.clock.left > 0
+def _run_again(departures: Departures, found: Sequence[Departure], now: Comparison) -> Comparison:
+    return departures.comparer.measured(departures.comparer.compared(departures.changes_of(found), now.shares))
 
 
-def _failing(comparer: Comparer, found: Sequence[Departure], others: Mapping[str, OtherCall]) -> list[str]:
-    """The probes on which the edits do not give the port's answer; none where a departure has no edit."""
+def _rank(departure: Departure) -> int:
+    return departure.edit.rank if departure.edit else -1
+
+
+def _failing(departures: Departures, found: Sequence[Departure], others: Sequence[OtherCall]) -> list[OtherCall]:
+    """The calls on which the edits do not give the port's answer; none where a departure has no edit."""
     if any(each.edit is None for each in found):
         return []
-    return [name for name, other in others.items() if not other.is_explained(comparer, found)]
+    return [each for each in others if not each.is_explained(departures.comparer, found)]
 
 
 def _confirming(answers: Sequence[Answer], chosen: Answer) -> list[Answer]:
@@ -160,14 +179,16 @@ CONFIRMED_ON = 3
 
 def _most_telling(wrong: Sequence[Answer]) -> Answer:
     """The probe with the largest share of wrong numbers, the smallest of several: most parts of the model take part."""
-    return max(wrong, key=lambda each: (round(each.changed / each.actual.size, 1), -each.actual.size))
+    return max(
+        wrong, key=lambda each: (round(each.changed / each.actual.size, 1), not each.is_padded, -each.actual.size)
+    )
 
 
-def _comparer(reference: Reference, listen: Listen, inputs: Inputs, clock: Clock) -> Comparer:
-    program = reference.program(inputs)
-    answer, operations = listen(inputs)
+def _comparer(reference: Reference, listen: Listen, chosen: Answer) -> Comparer:
+    answer, operations = listen(chosen.inputs)
     recorded = Recorded(operations, np.asarray(answer, np.float64))
-    return Comparer(program, recorded, reference.dtype, reference.main(inputs), reference.numbers, clock)
+    program, main = reference.program(chosen.inputs), reference.main(chosen.inputs)
+    return Comparer(program, recorded, reference.dtype, main, reference.kept(chosen.inputs, recorded.answer.shape))
 
 
 class OtherCall:
@@ -185,29 +206,29 @@ class OtherCall:
     def rounded(self) -> dict[str, list[np.ndarray]]:
         """The port's values that a shorter dtype can hold."""
         answer, operations = self.listen(self.answer.inputs)
-        return Recorded(operations, np.asarray(answer, np.float64)).rounded()
+        return Recorded(operations, np.asarray(answer, np.float64)).rounded
 
     def is_explained(self, comparer: Comparer, found: Sequence[Departure]) -> bool:
         """Return whether the edits give the port's answer, within what rounding explains with them."""
-        program, changes, flow = self.program, dict[int, Change](), comparer.flow_of(self.program)
+        program, changes = self.program, dict[int, Change]()
+        is_rounded = any(each.edit is not None and each.edit.kind == "rounding" for each in found)
+        flow = DataFlow(program, self.reference.main(self.answer.inputs), self.rounded if is_rounded else None)
         for each in found:
             assert each.edit is not None
-            if each.edit.kind == "rounding":
-                flow.rounded = self.rounded
             changes |= changes_at(each.edit, _same_steps(comparer.program, each.steps, program), program, flow)
         try:
             given = program.run(changes)[program.answer]
             share = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
-            return agreeing(given, self.answer.actual, share) or agreeing(
-                given, self.answer.actual, shares(program, self.reference.dtype, changes)[program.answer]
-            )
+            actual, kept = self.answer.actual, self.reference.kept(self.answer.inputs, given.shape)
+            measured = (shares(program, self.reference.dtype, changes)[program.answer] for _ in range(1))
+            return any(agreeing(given, actual, within, kept) for within in itertools.chain([share], measured))
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return False
 
 
 def _same_steps(program: Program, numbers: Sequence[int], other: Program) -> list[int]:
     """The steps of another call at the same sites: in the same layers."""
-    found = []
+    found: list[int] = []
     for number in numbers:
         site = program.steps[number].site
         order, places = program.places[site].index(number), other.places.get(site, ())
@@ -219,19 +240,18 @@ def _with_another(found: Sequence[Departure]) -> list[Departure] | None:
     """The departures with the next edit in place of one that failed; None if there is none left."""
     for place, each in enumerate(found):
         if each.others:
-            first, *rest = each.others
-            return [*found[:place], dataclasses.replace(each, edit=first, others=rest), *found[place + 1 :]]
+            return [*found[:place], each.with_other(0), *found[place + 1 :]]
     return None
 
 
-def _parting(comparer: Comparer, departure: Departure) -> Parting:
+def _parting(departures: Departures, departure: Departure) -> Parting:
     edit = departure.edit
     return Parting(
-        comparer.port_line(departure),
-        comparer.reference_line(departure),
+        departures.port_line(departure),
+        departures.reference_line(departure),
         departure.step.module,
         edit.says if edit else "",
         edit.kind if edit else "",
-        [each.says for each in departure.others],
+        [each.edit.says for each in departure.others],
         len(departure.steps),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,11 @@ class DataFlow:
     Everything else, such as masks, tables of positions and parameters, is the same whatever the input says.
     """
 
-    def __init__(self, program: Program, main: Collection[str]) -> None:
-        self.program = program
-        self.rounded: dict[str, list[np.ndarray]] = {}
-        """Values of the port that a shorter dtype can hold, by its name."""
+    def __init__(
+        self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
+    ) -> None:
+        self.program, self.rounded = program, rounded or {}
+        """`rounded` are values of the port that a shorter dtype can hold, by its name."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
         """The last value through which all of the input passes on its way to a value (its immediate dominator)."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
@@ -61,7 +63,7 @@ class DataFlow:
                 wanted.update(index for index in step.inputs if index in self._depth and index != start)
         return steps[::-1]
 
-    def through(self, start: int, end: int, value: object, values: Values) -> object:
+    def through(self, start: int, end: int, value: Any, values: Values) -> Any:
         """Run the steps that make `end` from `start` on another value."""
         now = {**values, start: value}
         for step in self.between(start, end):

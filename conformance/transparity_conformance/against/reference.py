@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,15 +57,18 @@ class Reference:
         return pairs
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding explains."""
+        """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
         rule, noise, model = RULES[self.dtype], 0.0, self.exact
         with exactly():
             answer = self._called(model, inputs)
+        kept = self.kept(inputs, answer.shape)
+        counted = answer if kept is None else answer[kept]
         for point, rounded in self._neighbours:
             with exactly():
                 exact = self._called(point, inputs)
-            noise = max(noise, float(np.abs(exact - self._called(rounded, inputs)).max()))
-        return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(answer).max()))
+            apart = np.abs(exact - self._called(rounded, inputs))
+            noise = max(noise, float((apart if kept is None else apart[kept]).max()))
+        return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(counted).max()))
 
     def _called(self, model: Any, inputs: Inputs) -> np.ndarray:
         import torch
@@ -94,6 +97,14 @@ class Reference:
     def program(self, inputs: Inputs) -> Program:
         """Record a call in float64."""
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
+
+    def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
+        """Return which numbers of an answer count: those of tokens that are no padding; None for all."""
+        masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
+        mask = next((mask for mask in masks if mask.shape == tuple(shape[:2]) and not mask.all()), None)
+        if mask is None:
+            return None
+        return np.broadcast_to(mask.astype(bool).reshape(*mask.shape, *[1] * (len(shape) - 2)), shape)
 
     def main(self, inputs: Inputs) -> set[str]:
         """Return the names of the inputs that carry the content."""

@@ -45,14 +45,11 @@ class Known:
     """Fingerprints that others are looked up among."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
-        by_size: dict[int, list[int]] = {}
+        by_size: dict[int, dict[int, np.ndarray]] = {}
         for index, numbers in prints.items():
             if numbers is not None:
-                by_size.setdefault(numbers.size, []).append(index)
-        self._groups = {
-            size: (np.array(indices), np.stack([prints[index] for index in indices]))  # type: ignore[arg-type]
-            for size, indices in by_size.items()
-        }
+                by_size.setdefault(numbers.size, {})[index] = numbers
+        self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def among(self, numbers: np.ndarray | None, share: float) -> list[int]:
         """Return those that differ by at most a share of the largest number."""
@@ -124,16 +121,19 @@ def _apart(exact: Any, rounded: Any) -> float:
         return 0.0
     plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
     scale = np.abs(a[plain]).max(initial=0.0)
-    return float(np.abs(a - b)[plain].max(initial=0.0) / scale) if scale else 0.0
+    return float(np.abs(a[plain] - b[plain]).max(initial=0.0) / scale) if scale else 0.0
 
 
-def agreeing(ours: Any, theirs: np.ndarray, share: float) -> bool:
-    """Return whether two values agree number by number."""
+def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
+    """Return whether two values agree number by number, in what is kept of them."""
     a = _numbers(ours)
     if a is None or a.size != theirs.size:
         return False
+    b = theirs.reshape(-1)
+    if kept is not None:
+        a, b = a[kept.reshape(-1)], b[kept.reshape(-1)]
     with np.errstate(invalid="ignore"):
-        return bool(np.abs(a - theirs.reshape(-1)).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
+        return bool(np.abs(a - b).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
 
 
 def prints(values: Values, indices: Collection[int]) -> dict[int, np.ndarray | None]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.pytorch import UNINITIALISED
 from transparity_conformance.listening.source import FRAMEWORKS, Sources, home, run
 
 _SOURCES = Sources()
@@ -270,7 +271,10 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    if str(func).startswith(UNINITIALISED) and result.is_floating_point():
+        result.fill_(math.nan)  # what is read before it is written is told by it
+    return result
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
@@ -332,8 +336,9 @@ def _recorder(program: Program, names: Mapping[int, str], modules: Mapping[int, 
             result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
             written = _written(func, args, kwargs)
             number = len(program.steps)
+            aliases: tuple[int, ...] = ()
             if written is None:
-                aliases, outputs = (), tuple(self._made(each) for each in _tensors(result))
+                outputs = tuple(self._made(each) for each in _tensors(result))
                 at = -1
             else:
                 at = self.indices[id(written)]

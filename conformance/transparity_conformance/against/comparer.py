@@ -1,0 +1,145 @@
+"""A port beside a run of the reference: what both have, and where what they have ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.against.edits.edit import At, Edit
+from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.recorded import Recorded
+from transparity_conformance.against.values import Known, agreeing, prints, shares
+from transparity_conformance.listening.program import Change, Program, Values
+from transparity_conformance.report.comparison import difference
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A port beside one run of the reference."""
+
+    changes: Mapping[int, Change]
+    values: Values
+    matched: Mapping[int, Sequence[int]]
+    """The reference's values that have the numbers of each operation of the port."""
+    lost: Sequence[int]
+    """Operations of the port that lead to nothing that is matched."""
+    agrees: bool
+    """Whether the answers are equal."""
+    shares: Mapping[int, float]
+    """What rounding explains of each value of this run."""
+
+
+class Comparer:
+    """Compares a call of a port with runs of the reference."""
+
+    def __init__(
+        self, program: Program, port: Recorded, dtype: str, main: Collection[str], kept: np.ndarray | None = None
+    ) -> None:
+        self.program, self.port, self.dtype, self.kept = program, port, dtype, kept
+        self.flow = DataFlow(program, main, port.rounded)
+        self._shares = shares(program, dtype)
+        self._known = Known({index: port.prints[index] for index in port.relevant})
+
+    @functools.cached_property
+    def relevant(self) -> frozenset[int]:
+        """The steps that the answer is computed from."""
+        program, waiting, seen = self.program, [self.program.answer], set[int]()
+        while waiting:
+            number = program.maker.get(waiting.pop(), -1)
+            if number >= 0 and number not in seen:
+                seen.add(number)
+                waiting += program.steps[number].inputs
+        return frozenset(seen)
+
+    def at(self, number: int) -> At:
+        """Return a step as a place for edits."""
+        return At(self.program, self.flow, self.program.steps[number])
+
+    def changes(
+        self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change] | None = None
+    ) -> dict[int, Change]:
+        """Return the changes before, and those of an edit at some steps."""
+        return {**before, **changes_at(edit, numbers, self.program, self.flow)}
+
+    def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
+        """Run the reference with changes, and match its values with the port's."""
+        program, within = self.program, within or self._shares
+        values = program.run(changes) if changes else program.values
+        matched: dict[int, list[int]] = {}
+        for index, print_ in prints(values, [*values]).items():
+            if program.maker.get(index, -1) in self.relevant or index in program.given:
+                for operation in self._known.among(print_, within.get(index, 0.0)):
+                    matched.setdefault(operation, []).append(index)
+        return Comparison(changes, values, matched, self._lost(matched), self.is_answer(values, within), within)
+
+    def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
+        """Return whether the port gives the answer of a run."""
+        return agreeing(values[self.program.answer], self.port.answer, within[self.program.answer], self.kept)
+
+    def residual(self, now: Comparison) -> float:
+        """Return the largest difference between the port's answer and that of a run."""
+        ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
+        return difference(*((ours, theirs) if self.kept is None else (ours[self.kept], theirs[self.kept])))
+
+    def tried(self, changes: Mapping[int, Change], within: Mapping[int, float]) -> Comparison | None:
+        """Compare with changes; None if they fail: then the port did not make them."""
+        try:
+            return self.compared(changes, within)
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return None
+
+    def measured(self, now: Comparison) -> Comparison:
+        """Compare again within what rounding explains of the reference with its changes, which may round worse."""
+        try:
+            return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
+        except Exception:  # noqa: BLE001 - changes that do not run in the precision are judged as without them
+            return now
+
+    def _lost(self, matched: Collection[int]) -> list[int]:
+        port, leading = self.port, set[int]()
+        for index in sorted(port.relevant, reverse=True):
+            if index in matched or not leading.isdisjoint(port.readers.get(index, ())):
+                leading.add(index)
+        return [index for index in sorted(port.relevant - leading) if port.prints[index] is not None]
+
+    def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
+        """Return the first lost operations of the port, and the reference's first steps without counterparts that are
+        given the same."""
+        lost, missing, program = set(now.lost), self.missing(now), self.program
+        port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
+        by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
+        makers = {number: {program.maker.get(i, -1) for i in program.steps[number].inputs} for number in by_input}
+        first = [number for number in sorted(by_input) if by_input.isdisjoint(makers[number])]
+        shared = set(self.counterparts(now, port))
+        return port, [number for number in first if shared & makers[number]] or first
+
+    def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
+        """Return the steps that made what operations of the port were given."""
+        maker = self.program.maker
+        given = {each for index in port for each in self.port.operations[index].inputs}
+        return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
+
+    def missing(self, now: Comparison) -> set[int]:
+        """Return the reference's steps that lead to nothing that is matched."""
+        have = {index for indices in now.matched.values() for index in indices}
+        program, leading = self.program, set[int]()
+        for number in sorted(self.relevant, reverse=True):
+            step = program.steps[number]
+            readers = {reader for index in step.outputs for reader in program.readers.get(index, ())}
+            if not have.isdisjoint(step.outputs) or not leading.isdisjoint(readers):
+                leading.add(number)
+        return set(self.relevant - leading)
+
+
+def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
+    """Return the changes of an edit at some steps of a program, where it applies."""
+    changes = {}
+    for number in numbers:
+        with contextlib.suppress(Exception):  # a step of another form, such as one without the argument
+            if (change := edit.make(At(program, flow, program.steps[number]))) is not None:
+                changes[number] = change
+    return changes

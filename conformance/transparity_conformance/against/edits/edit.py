@@ -1,0 +1,176 @@
+"""An edit: one step of a program, or a few neighbouring ones, computed in another way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+
+VIEWS = frozenset(
+    ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
+) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
+"""Operations that return the numbers that they are given."""
+
+
+@dataclass(frozen=True)
+class At:
+    """The step of a program at which an edit is made."""
+
+    program: Program
+    flow: DataFlow
+    step: Step
+
+    @property
+    def value(self) -> Any:
+        """What the step makes; None if it makes nothing."""
+        return self.program.values.get(self.step.output)
+
+    @property
+    def line(self) -> str:
+        """The innermost line that runs it, as code."""
+        return line_of(self.step)
+
+    def behind(self, *counts: int) -> list[int] | None:
+        """Return the values at which segments begin: the last segment ends here, each other where the next begins."""
+        found, end = [], self.step.output
+        for count in counts:
+            start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
+            if start is None:
+                return None
+            found.append(start)
+            end = start
+        return found
+
+    def with_argument(self, place: int, change: Callable[[Any], Any]) -> Change:
+        """Return the change that runs the step with another argument."""
+
+        def changed(values: Values) -> Any:
+            args = list(filled(self.step.args, values))
+            args[place] = change(args[place])
+            return executed(self.step.func, args, filled(self.step.kwargs, values), None)
+
+        return changed
+
+    def with_result(self, change: Callable[[Any], Any]) -> Change:
+        """Return the change that alters what the step makes."""
+
+        def changed(values: Values) -> Any:
+            now = dict(values)
+            self.step.run(now, None)
+            return self.fitting(change(now[self.step.output]))
+
+        return changed
+
+    def fitting(self, made: Any) -> Any:
+        """Return a tensor in the order of axes of what it stands for; raises `ValueError` for another shape or kind."""
+        made = as_shaped(made, self.value)
+        if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
+            raise ValueError("another shape or kind than the step makes")
+        return made
+
+
+Make = Callable[[At], Change | None]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of the steps of one site."""
+
+    kind: str
+    says: str
+    """What the port does, without the subject."""
+    make: Make = field(repr=False)
+    """Return the change at a step of the site; None where it does not apply."""
+    rank: int = 0
+    """Simple edits first, among those that explain equally well."""
+    behind: tuple[int, ...] = ()
+    """How many values back its segments begin; none for one step."""
+
+    def steps(self, at: At) -> list[Step]:
+        """Return the steps that it computes in another way; the earlier ones for two segments in the other order."""
+        found = at.behind(*self.behind)
+        if not self.behind or found is None:
+            return [at.step]
+        ends = [at.step.output, *found]
+        return computing(at.flow.between(ends[-1], ends[-2])) or [at.step]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What edits are made for."""
+
+    numbers: Sequence[float] = ()
+    """Numbers of the configuration."""
+    wanted: Sequence[np.ndarray] = ()
+    """Fingerprints of the port's values at which the programs part."""
+
+
+def short(step: Step) -> str:
+    """Return the name of a step's operation, such as `softmax`."""
+    return step.name.split(".")[1].strip("_")
+
+
+def computing(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that compute something."""
+    return [each for each in steps if short(each) not in VIEWS]
+
+
+def starts(flow: DataFlow, end: int) -> Iterator[int]:
+    """Yield the values that a value is made from alone, each before a further step that computes."""
+    maker, steps, is_after = flow.program.maker, flow.program.steps, False
+    for start in flow.behind(end):
+        is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
+        if is_after:
+            yield start
+            is_after = False
+        end = start
+
+
+def as_shaped(value: Any, meant: Any) -> Any:
+    """Return a value in the shape of another, if there is one order of its axes alone that has it."""
+    if value.shape == meant.shape or value.numel() != meant.numel() or value.ndim != meant.ndim:
+        return value
+    orders = [
+        order
+        for order in itertools.permutations(range(value.ndim))
+        if tuple(value.shape[axis] for axis in order) == tuple(meant.shape)
+    ]
+    return value.permute(orders[0]) if len(orders) == 1 else value
+
+
+def common_line(steps: Sequence[Step]) -> Source | None:
+    """Return the innermost line that runs all of some steps; None if there is none."""
+    first, *others = steps
+    shared = [place for place in first.places if all(place in each.places for each in others)]
+    return first.stack[first.places.index(shared[0])] if shared else None
+
+
+def line_of(step: Step) -> str:
+    """Return the innermost line that runs a step, as code."""
+    return step.stack[0].code if step.stack else step.name
+
+
+def result_of(step: Step) -> str:
+    """Return words for what a step makes."""
+    return f"the result of `{line_of(step)}`"
+
+
+def origin(program: Program, index: int) -> str:
+    """Return words for a value."""
+    if index in program.names:
+        return program.names[index]
+    return result_of(program.steps[program.maker[index]]) if index in program.maker else "a constant"
+
+
+def references(step: Step) -> Iterator[tuple[int, Ref]]:
+    """Yield the tensors among the arguments, with their places."""
+    for place, item in enumerate(step.args):
+        if isinstance(item, Ref):
+            yield place, item

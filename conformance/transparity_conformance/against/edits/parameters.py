@@ -1,0 +1,136 @@
+"""Parameters and constants used in another way, or those of another module."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, references, short
+from transparity_conformance.listening.program import Change, Program, Ref, Values, executed, filled
+
+BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
+"""Bases of rotations."""
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "adds 1 to {}": lambda x: x + 1,
+    "subtracts 1 from {}": lambda x: x - 1,
+    "does not use {}": lambda x: x * 0,
+    "has ones for {}": lambda x: x * 0 + 1,
+    "transposes {}": lambda x: x.mT if x.ndim == 2 and x.shape[0] == x.shape[1] else x,
+}
+
+NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "has the weight and the bias of the norm, but another epsilon,": lambda weight, bias: (weight, bias),
+    "uses no weight and no bias": lambda weight, bias: (None, None),
+    "uses no bias": lambda weight, bias: (weight, None),
+    "uses no weight": lambda weight, bias: (None, bias),
+    "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
+}
+"""The weight and the bias of a layer norm."""
+
+DEFAULT_EPSILON = 1e-5
+"""That of PyTorch's layer norm."""
+
+
+def parameters(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that use the parameters of a module beside, or those of a layer norm in another way."""
+    own = {place: _given(at.program, item) for place, item in enumerate(at.step.args)}
+    own = {place: index for place, index in own.items() if index in at.program.parameters}
+    if not own or short(at.step) in VIEWS:
+        return
+    module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
+    for other in _modules_beside(at.program, module):
+        says = f"uses the parameters of {other} for those of {module} in `{at.line}`"
+        names = module.rpartition(".")[2], other.rpartition(".")[2]
+        yield Edit("parameter", says, functools.partial(_of_module, places=sorted(own), names=names), rank=2)
+    for says, change in NORMS.items() if short(at.step) == "native_layer_norm" else ():
+        for with_epsilon in (False, True):
+            what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
+            make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
+            yield Edit("normalization", what, make, rank=1)
+
+
+def uses(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that use a parameter or a constant in another way."""
+    for place, item in references(at.step):
+        value = at.program.values[item.index]
+        if item.index not in at.program.given or not value.is_floating_point():
+            continue
+        name = at.program.names.get(item.index, "a constant")
+        for says, change in USES.items():
+            yield Edit("parameter", says.format(name), functools.partial(_using, place=place, change=change), rank=1)
+        if item.index not in at.program.parameters:
+            yield from _other_bases(place, name, value)
+
+
+def _using(at: At, place: int, change: Callable[[Any], Any]) -> Change:
+    return at.with_argument(place, change)
+
+
+def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
+    """Other bases of frequencies, base ** (-i / n): powers of them have other bases."""
+    count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
+    if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
+        return
+    old = last ** (-count / (count - 1))
+    for base in BASES:
+        says = f"has the base {base:g} for the base {old:.6g} of {name}"
+        change = functools.partial(_to_power, power=math.log(base) / math.log(old))
+        yield Edit("parameter", says, functools.partial(_using, place=place, change=change), rank=1)
+
+
+def _to_power(x: Any, power: float) -> Any:
+    return x**power
+
+
+def _given(program: Program, item: Any) -> int:
+    """The given value that an argument is, or is a view of; -1 if it is none."""
+    if not isinstance(item, Ref):
+        return -1
+    index = item.index
+    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
+        index = made.inputs[0]
+    return index if index in program.given else -1
+
+
+def _modules_beside(program: Program, module: str) -> list[str]:
+    """The modules of the same parent that have parameters of the same names and shapes."""
+    shapes: dict[str, dict[str, Any]] = {}
+    for index in program.parameters:
+        owner, _, name = program.names[index].rpartition(".")
+        shapes.setdefault(owner, {})[name] = program.values[index].shape
+    parent = module.rpartition(".")[0]
+    alike = [owner for owner, names in shapes.items() if names == shapes[module] and owner != module]
+    return [owner for owner in alike if owner.rpartition(".")[0] == parent]
+
+
+def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change | None:
+    """The step with the parameters of the module beside its own, in every layer."""
+    by_name = {name: index for index, name in at.program.names.items()}
+    others: dict[int, int] = {}
+    for place in places:
+        owner, _, leaf = at.program.names.get(_given(at.program, at.step.args[place]), "").rpartition(".")
+        parent, dot, module = owner.rpartition(".")
+        name = f"{parent}{dot}{names[1]}.{leaf}"
+        if module != names[0] or name not in by_name:
+            return None
+        others[place] = by_name[name]
+
+    def changed(values: Values) -> Any:
+        args = list(filled(at.step.args, values))
+        for place, index in others.items():
+            args[place] = values[index] if values[index].shape == args[place].shape else values[index].mT
+        return executed(at.step.func, args, at.step.kwargs, None)
+
+    return changed
+
+
+def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:
+    def changed(values: Values) -> Any:
+        x, shape, weight, bias, eps = filled(at.step.args, values)
+        eps = DEFAULT_EPSILON if with_epsilon else eps
+        return executed(at.step.func, (x, shape, *change(weight, bias), eps), at.step.kwargs, None)
+
+    return changed

@@ -1,0 +1,173 @@
+"""Segments left out, applied twice or in the other order, and functions in place of them.
+
+A segment is what makes one value from another alone: from a value through which all of the input passes on its way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transparity_conformance.against.edits.edit import (
+    VIEWS,
+    At,
+    Context,
+    Edit,
+    as_shaped,
+    common_line,
+    computing,
+    line_of,
+    origin,
+    references,
+    short,
+    starts,
+)
+from transparity_conformance.against.edits.functions import activations, norms
+from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
+
+LONGEST = 4
+"""How many values back a segment may begin; what is longer is found as two."""
+
+
+def segments(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits of the segments that end at a step."""
+    if at.step.output not in at.flow.passes:
+        return
+    for count in range(1, LONGEST + 1):
+        found = at.behind(count)
+        if found is None:
+            break
+        start = at.program.values[found[0]]
+        if short(at.step) in VIEWS and start.shape != at.value.shape:
+            continue
+        if start.numel() == at.value.numel():
+            yield from _of_one(at, count, found[0], context)
+        for first in range(LONGEST, 0, -1):
+            yield Edit(
+                "exchanged",
+                _exchange_in_words(at, count, first),
+                functools.partial(_exchanged, counts=(count, first)),
+                2,
+                (count, first),
+            )
+
+
+def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
+    """Edits of one segment, which keeps the number of elements."""
+    what = _in_words(at, start, at.step)
+    yield Edit(
+        "left out", f"leaves out {what}", functools.partial(_applied, count=count, function=_nothing), 1, (count,)
+    )
+    yield Edit("twice", f"applies {what} twice", functools.partial(_twice, count=count), 2, (count,))
+    steps = at.flow.between(start, at.step.output)
+    if any(index in at.program.parameters for each in steps for index in each.inputs):
+        return
+    for label, function in activations().items():
+        make = functools.partial(_applied, count=count, function=function)
+        yield Edit("function", f"applies {label} in place of {what}", make, 2, (count,))
+    for label, function in norms(context.numbers).items():
+        make = functools.partial(_applied, count=count, function=function)
+        yield Edit("normalization", f"divides by {label}, where theirs has {what}", make, 2, (count,))
+
+
+def _nothing(x: Any) -> Any:
+    return x
+
+
+def _applied(at: At, count: int, function: Callable[[Any], Any]) -> Change | None:
+    """A function of the start of a segment, in place of its steps."""
+    found = at.behind(count)
+    return None if found is None else lambda values: at.fitting(function(values[found[0]]))
+
+
+def _twice(at: At, count: int) -> Change | None:
+    found = at.behind(count)
+    if found is None:
+        return None
+    start, end = found[0], at.step.output
+
+    def changed(values: Values) -> Any:
+        once = at.flow.through(start, end, values[start], values)
+        return at.fitting(at.flow.through(start, end, as_shaped(once, values[start]), values))
+
+    return changed
+
+
+def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
+    """x → first → y → last → z, with the last segment first."""
+    found = at.behind(*counts)
+    if found is None:
+        return None
+    middle, start = found
+
+    def changed(values: Values) -> Any:
+        once = at.flow.through(middle, at.step.output, as_shaped(values[start], values[middle]), values)
+        return at.fitting(at.flow.through(start, middle, as_shaped(once, values[start]), values))
+
+    return changed
+
+
+def _in_words(at: At, start: int, end: Step) -> str:
+    """The line that runs all steps of a segment, as code; the name of the operation for one step."""
+    steps = computing(at.flow.between(start, end.output)) or [end]
+    line = common_line(steps)
+    if len(steps) == 1 or line is None:
+        return f"`{short(end)}` in `{line_of(end)}`"
+    return f"`{line.code}`"
+
+
+def _exchange_in_words(at: At, last: int, first: int) -> str:
+    found = at.behind(last, first)
+    if found is None or found[0] not in at.program.maker:
+        return ""
+    makes = at.program.steps[at.program.maker[found[0]]]
+    later, earlier = _in_words(at, found[0], at.step), _in_words(at, found[1], makes)
+    return f"computes {later} before {earlier}; theirs is the other way round"
+
+
+def steps_before(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that apply a step with several operands before the segment that makes one of them."""
+    step = at.step
+    if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
+        return
+    for place, item in references(step):
+        if item.index not in at.flow.passes or item.index not in at.program.maker:
+            continue
+        makes = at.program.steps[at.program.maker[item.index]]
+        begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
+        for count, start in reversed(begins):
+            earlier = _in_words(at, start, makes)
+            says = f"computes `{short(step)}` of `{at.line}` before {earlier}; theirs is the other way round"
+            yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
+
+
+def _step_before(at: At, place: int, count: int) -> Change | None:
+    """The step on the start of the segment that makes an operand, then that segment."""
+    operand = at.step.args[place]
+    begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
+    if not isinstance(operand, Ref) or count not in begins:
+        return None
+    start, middle = begins[count], operand.index
+
+    def changed(values: Values) -> Any:
+        args = list(filled(at.step.args, values))
+        args[place] = as_shaped(values[start], values[middle])
+        once = executed(at.step.func, args, at.step.kwargs, None)
+        return at.fitting(at.flow.through(start, middle, as_shaped(once, values[start]), values))
+
+    return changed
+
+
+def operands_alone(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that leave out one operand of a sum or a product."""
+    for place, item in references(at.step) if short(at.step) in ("add", "sub", "mul", "div") else ():
+        if place < 2 and at.program.values[item.index].shape == at.value.shape:
+            other = at.step.args[1 - place]
+            what = origin(at.program, other.index) if isinstance(other, Ref) else f"the number {other}"
+            says = f"leaves out {what}, which theirs uses in `{at.line}`"
+            yield Edit("left out", says, functools.partial(_passing, place=place), rank=1)
+
+
+def _passing(at: At, place: int) -> Change:
+    return lambda values: values[at.step.args[place].index]

@@ -1,0 +1,208 @@
+"""The search for an edit of the reference that explains where a port parts from it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.against.comparer import Comparer, Comparison
+from transparity_conformance.against.edits.edit import VIEWS, Context, Edit, short
+from transparity_conformance.against.edits.table import LATER, SIMPLE, Maker
+from transparity_conformance.against.values import Known, agreeing, fingerprint
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.listening.program import Step
+
+LAG = 2
+"""How much nearer edits are tried that are fitted, or many."""
+
+RANK_OF_FITTED = 3
+"""The rank from which on an edit is fitted, or one of many: a simpler one may be a little further away."""
+
+MEASURED = 3
+"""Edits of which it is measured how the reference rounds with them. A bound on time alone."""
+
+TRIES = 8
+"""Values behind an edit that are compared before it is given up. A bound on time alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """An edit at some steps, and the comparison with it."""
+
+    edit: Edit
+    step: Step
+    steps: Sequence[int]
+    after: Comparison
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The best first: those that explain the answer, then most operations, then simple ones, then many places."""
+        return (*self.worth, self.edit.rank, -len(self.steps))
+
+    @property
+    def worth(self) -> tuple[bool, int]:
+        """What is explained."""
+        return not self.after.agrees, len(self.after.lost)
+
+
+class EditSearch:
+    """Looks for edits near the place where two programs part."""
+
+    def __init__(self, comparer: Comparer, numbers: Sequence[float], clock: Clock) -> None:
+        self.comparer, self.numbers, self.clock = comparer, numbers, clock
+        self.program, self.port = comparer.program, comparer.port
+        self._refused: set[tuple[Any, str]] = set()
+
+    def refuse(self, step: Step, edit: Edit) -> None:
+        """Leave an edit out from now on."""
+        self._refused.add((step.site, edit.says))
+
+    def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
+        """Return the edits that explain the first lost operations of a port, the best first."""
+        if found := self._of_order(now, port):
+            return [found]
+        best: list[Explanation] = []
+        with contextlib.suppress(OutOfTime):
+            further, passed = 0, deque[list[int]]([[]] * LAG)
+            for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
+                passed.append(ring)
+                simple, later = self._shown(now, port, ring, SIMPLE), self._shown(now, port, passed.popleft(), LATER)
+                for edit, number in itertools.chain(simple, later):
+                    best += self._explaining(edit, number, now, port)
+                further += bool(best)
+                first = min(best, key=lambda each: each.key, default=None)
+                if further > LAG or (first and first.after.agrees and first.edit.rank < RANK_OF_FITTED):
+                    break
+        return self._ranked(best)
+
+    def _ranked(self, found: list[Explanation]) -> list[Explanation]:
+        """The best first; how the reference rounds with the first of them is measured."""
+        found.sort(key=lambda each: each.key)
+        for place, each in enumerate(found[:MEASURED]):
+            if not each.after.agrees:
+                found[place] = dataclasses.replace(each, after=self.comparer.measured(each.after))
+        return sorted(found, key=lambda each: each.key)
+
+    def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
+        """An edit wherever a line runs, in every layer, and once: those that lose less, and nothing else."""
+        for numbers in self._scopes(number, now):
+            after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now.shares)
+            if after is None:
+                continue
+            lost = set(after.lost)
+            is_less = len(lost) < len(now.lost) and not lost.issuperset(port) and lost <= set(now.lost)
+            if after.agrees or is_less:
+                yield Explanation(edit, self.program.steps[number], numbers, after)
+
+    def _scopes(self, number: int, now: Comparison) -> list[list[int]]:
+        program, step, scopes = self.program, self.program.steps[number], list[list[int]]()
+        for scope in (program.lines[step.line], program.places[step.site], [number]):
+            left = [each for each in scope if each in self.comparer.relevant and each not in now.changes]
+            scopes += [] if left in scopes else [left]
+        return scopes
+
+    def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the steps by their distance from where the programs part: forward among those without counterparts,
+        and backward to the last that has one."""
+        missing, program = self.comparer.missing(now), self.program
+        ring, seen = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int]()
+        while ring:
+            seen |= set(ring)
+            yield [number for number in ring if number in self.comparer.relevant and number not in now.changes]
+            around = set[int]()
+            for number in ring:
+                step = program.steps[number]
+                if number in missing or short(step) in VIEWS:
+                    around.update(program.maker[index] for index in step.inputs if index in program.maker)
+                readers = {reader for index in step.outputs for reader in program.readers.get(index, ())}
+                around.update(readers & missing)
+            ring = sorted(around - seen)
+
+    def _shown(
+        self, now: Comparison, port: Sequence[int], ring: Sequence[int], makers: Sequence[Maker]
+    ) -> Iterator[tuple[Edit, int]]:
+        """Yield the edits of some steps that soon give numbers of the port which nothing had."""
+        lost = Known({index: self.port.prints[index] for index in now.lost})
+        wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
+        for number in ring:
+            made = set[bytes]()
+            for edit in self._edits(number, makers, Context(self.numbers, wanted)):
+                self.clock.check()
+                if self._shows(edit, number, now, lost, made):
+                    yield edit, number
+
+    def _edits(self, number: int, makers: Sequence[Maker], context: Context) -> Iterator[Edit]:
+        at = self.comparer.at(number)
+        for maker in makers:
+            for edit in maker(at, context):
+                if (at.step.site, edit.says) not in self._refused:
+                    yield edit
+
+    def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
+        """Return whether an edit soon gives numbers of the port that nothing had; most edits end here.
+
+        `made` are the results of the edits of this step so far; one that makes the same is not tried again.
+        """
+        result = self._result(edit, number, now)
+        if result is None:
+            return False
+        first = result[0] if isinstance(result, tuple | list) else result
+        key = first.contiguous().numpy().tobytes()
+        if key in made or first.equal(now.values[self.program.steps[number].output]):
+            return False
+        made.add(key)
+        tries, values = 0, now.values
+        try:
+            for step, values in self.program.after(number, result, now.values, now.changes):
+                for index in step.outputs if short(step) not in VIEWS or step.number == number else ():
+                    if (print_ := fingerprint(values[index])) is not None:
+                        if lost.among(print_, now.shares.get(index, 0.0)):
+                            return True
+                        tries += 1
+                if tries >= TRIES:
+                    return False
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return False
+        return self.comparer.is_answer(values, now.shares)
+
+    def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
+        """What an edit makes at a step; None if it fails."""
+        try:
+            change = edit.make(self.comparer.at(number))
+            return None if change is None else change(now.values)
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return None
+
+    def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
+        """Find the edit of the first step whose numbers the port has in another order, which shows only later."""
+        given = {each for index in port for each in self.port.operations[index].inputs}
+        if all(self._in_another_order(now, operation) is None for operation in given):
+            return None
+        orders = ((each, self._in_another_order(now, each)) for each in sorted(now.matched))
+        operation, number = next((each for each in orders if each[1] is not None), (0, None))
+        if number is None or number in now.changes:
+            return None
+        for edit in self._edits(number, (*SIMPLE, *LATER), Context(self.numbers)):
+            result = self._result(edit, number, now)
+            made = result[0] if isinstance(result, tuple | list) else result
+            theirs, output = self.port.operations[operation].value, self.program.steps[number].output
+            if made is not None and agreeing(made, theirs, now.shares.get(output, 0.0)):
+                found = [each for each in self._explaining(edit, number, now, port) if each.after.agrees]
+                if found:
+                    return min(found, key=lambda each: each.key)
+        return None
+
+    def _in_another_order(self, now: Comparison, operation: int) -> int | None:
+        """The step whose result an operation of the port has in the same shape and another order, and in no other
+        way."""
+        theirs: np.ndarray = self.port.operations[operation].value
+        alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
+        is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
+        return None if is_same or not alike else self.program.maker.get(alike[0])

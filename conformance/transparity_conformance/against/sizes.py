@@ -49,6 +49,7 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
         part.factor = part.factor if part.width else default
         part.shrink()
     small._attn_implementation, small._experts_implementation, small.dtype = "eager", "batched_mm", None
+    vars(small).pop("quantization_config", None)
     small.num_labels = min(small.num_labels or 0, LABELS) or small.num_labels
     return small
 

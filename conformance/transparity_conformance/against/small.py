@@ -27,6 +27,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("ratios",),
     ("depths",),
     ("head",),
+    ("vocabulary", "token"),
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )

@@ -70,7 +70,11 @@ NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class Exact(TorchDispatchMode):
-    """Computes in float64 where the model asks for a narrower float; `shaped` has the operations with data in shapes."""
+    """Computes in float64 where the model asks for a narrower float.
+
+    Attributes:
+        shaped: the operations that were called whose results have a shape that depends on numbers.
+    """
 
     shaped: frozenset[str] = frozenset()
 

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from transparity_conformance.against.fields import kind_of, sizes
+from transparity_conformance.against.sizes import configs_in
+
 Arrays = dict[str, np.ndarray]
 
 FEATURES = {
@@ -58,6 +61,8 @@ class _Inputs:
         self.model, self.config, self.length, self.batch = model, model.config, length, batch
         self.draw = np.random.default_rng(seed)
         self.names = inspect.signature(model.forward).parameters
+        values = [item for each in configs_in(self.config, set()) for item in vars(each).items()]
+        self.special = {token for name, value in values if kind_of(name) == "token" for token in sizes(value)}
         main = model.main_input_name
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
 
@@ -97,7 +102,8 @@ class _Inputs:
     def _ids(self, shape: tuple[int, ...]) -> np.ndarray:
         found = self._find("vocab_size", "text_vocab_size", "src_vocab_size", "codebook_size")
         most = min(each for each in (found, LAST) if isinstance(each, int))
-        return self.draw.integers(min(FIRST, most - 1), most, shape)
+        free = [each for each in range(FIRST, most) if each not in self.special] or [0]
+        return self.draw.choice(np.array(free), shape)
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
         yield self.batch, self.length
@@ -140,10 +146,10 @@ class _Inputs:
             tiles = self._find("max_num_tiles")
             aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
             yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, channels, 64, 64)}
-        yield {"pixel_values": self._normal(self.batch, frames, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, 1, channels, height, width)}
+        shapes = ((channels, height, width), (channels, 64, 64), (frames, channels, height, width))
+        for shape in (*shapes, (1, channels, height, width)):
+            named = {"image_sizes": np.array([shape[-2:]] * self.batch)} if "image_sizes" in self.names else {}
+            yield {"pixel_values": self._normal(self.batch, *shape)} | named
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:

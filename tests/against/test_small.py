@@ -119,6 +119,15 @@ def test_tied_weights_stay_tied_and_rows_of_embeddings_have_scales_of_their_own(
     assert scales.min() < 0.03 < 0.5 < scales.max()
 
 
+def test_what_a_checkpoint_has_is_drawn_and_tables_of_sines_stay() -> None:
+    router = {name: each for name, each in build(config_of("deepseek_v3")).named_buffers() if "correction_bias" in name}
+    assert router
+    assert all(each.std() > 0.1 for each in router.values())
+    built = transformers.PegasusModel(made_small(config_of("pegasus")))
+    drawn: Any = build(config_of("pegasus"), "PegasusModel")
+    assert torch.equal(drawn.encoder.embed_positions.weight, built.encoder.embed_positions.weight)
+
+
 def test_inputs_are_deterministic_and_have_the_length_that_is_asked_for() -> None:
     model = build(config_of("bert"))
     first, again = (example_inputs(model, length=17, batch=3) for _ in range(2))

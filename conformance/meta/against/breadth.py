@@ -63,19 +63,27 @@ LACKING: dict[str, dict[str, Any]] = {
 }
 """Fields that every published configuration has and the default one lacks."""
 
+SHAPED = {"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
+"""Operations whose results have a shape that depends on numbers."""
+
 NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class Exact(TorchDispatchMode):
-    """Computes in float64 where the model asks for a narrower float."""
+    """Computes in float64 where the model asks for a narrower float.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Attributes:
+        shaped: the operations that were called whose results have a shape that depends on numbers.
+    """
+
+    shaped: frozenset[str] = frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_widened, (args, kwargs or {}))
         if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # half_to_float
             args = (*args[:2], False)
+        if func.overloadpacket.__name__ in SHAPED:
+            self.shaped |= {func.overloadpacket.__name__}
         return func(*args, **kwargs)
 
 
@@ -123,13 +131,14 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
     inputs = {key: torch.from_numpy(value) for key, value in example_inputs(model).items()}
-    answer |= {"stage": "builds", "parameters": sum(each.numel() for each in model.parameters())}
+    parameters = sum(each.numel() for each in model.parameters())
+    answer |= {"stage": "builds", "parameters": parameters, "inputs": list(inputs)}
     yield answer
     narrow = outputs(model, inputs)
     answer |= {"stage": "runs"}
     yield answer
     torch.set_default_dtype(torch.float64)
-    with Exact():
+    with Exact() as exact:  # type: ignore[no-untyped-call]
         wide = outputs(
             copy.deepcopy(model).double(), {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
         )
@@ -138,7 +147,7 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
         raise ArithmeticError("an output of the float64 run is not float64")
     if not errors or not max(errors) < TOLERANCE:
         raise ArithmeticError(f"float32 differs from float64 by {max(errors, default=0.0):.1e}")
-    yield answer | {"stage": "exact", "error": max(errors)}
+    yield answer | {"stage": "exact", "error": max(errors), "shaped": sorted(exact.shaped)}
 
 
 def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) -> float:

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from transparity_conformance.against.fields import kind_of, sizes
+from transparity_conformance.against.sizes import configs_in
+
 Arrays = dict[str, np.ndarray]
+
+FEATURES = {
+    "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
+    "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+}
+"""Inputs beside a text, the method that extracts features from them, and the fields with the id of a placeholder."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
@@ -52,29 +61,29 @@ class _Inputs:
         self.model, self.config, self.length, self.batch = model, model.config, length, batch
         self.draw = np.random.default_rng(seed)
         self.names = inspect.signature(model.forward).parameters
+        values = [item for each in configs_in(self.config, set()) for item in vars(each).items()]
+        self.special = {token for name, value in values if kind_of(name) == "token" for token in sizes(value)}
         main = model.main_input_name
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
 
     def candidates(self) -> Iterator[Arrays]:
         """Yield inputs of several layouts, the likely ones first."""
         beside = self._beside()
+        if "input_ids" in self.names:
+            yield from self._with_features()
         if self.main == "input_ids":
-            yield from self._with_features(beside)
             for shape in self._rows():
                 ids = {"input_ids": self._ids(shape)}
                 yield ids | beside | self._mask(shape)
                 yield ids | beside
-        elif self.main == "pixel_values":
-            for layout in self._images():
-                yield layout | beside
-        elif self.main == "pixel_values_videos":
-            for layout in self._images():
-                yield {self.main: layout["pixel_values"]}
         elif self.main == "inputs":
             yield {self.main: self._ids((self.batch, self.length))}
-            yield from ({self.main: each["pixel_values"]} for each in self._images())
-            yield from ({self.main: self._normal(*shape)} | beside for shape in self._sounds())
-        elif self.main:
+        if self.main in ("pixel_values", "pixel_values_videos", "inputs"):
+            for layout in self._images():
+                layout[self.main] = layout.pop("pixel_values")
+                yield layout | self._text() | beside
+                yield layout | beside
+        if self.main in ("input_features", "input_values", "inputs"):
             for shape in self._sounds():
                 yield {self.main: self._normal(*shape)} | beside
 
@@ -93,7 +102,8 @@ class _Inputs:
     def _ids(self, shape: tuple[int, ...]) -> np.ndarray:
         found = self._find("vocab_size", "text_vocab_size", "src_vocab_size", "codebook_size")
         most = min(each for each in (found, LAST) if isinstance(each, int))
-        return self.draw.integers(min(FIRST, most - 1), most, shape)
+        free = [each for each in range(FIRST, most) if each not in self.special] or [0]
+        return self.draw.choice(np.array(free), shape)
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
         yield self.batch, self.length
@@ -136,10 +146,10 @@ class _Inputs:
             tiles = self._find("max_num_tiles")
             aspects["aspect_ratio_mask"] = np.ones((self.batch, 1, tiles), np.int64)
             yield aspects | {"pixel_values": self._normal(self.batch, 1, tiles, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, channels, 64, 64)}
-        yield {"pixel_values": self._normal(self.batch, frames, channels, height, width)}
-        yield {"pixel_values": self._normal(self.batch, 1, channels, height, width)}
+        shapes = ((channels, height, width), (channels, 64, 64), (frames, channels, height, width))
+        for shape in (*shapes, (1, channels, height, width)):
+            named = {"image_sizes": np.array([shape[-2:]] * self.batch)} if "image_sizes" in self.names else {}
+            yield {"pixel_values": self._normal(self.batch, *shape)} | named
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
@@ -169,36 +179,30 @@ class _Inputs:
         yield self.batch, SAMPLES
         yield self.batch, 1, SAMPLES
 
-    def _with_features(self, beside: Arrays) -> Iterator[Arrays]:
-        """Yield texts that open with as many placeholders as an image, or a sound, has features."""
-        parts = (
-            (
-                "pixel_values",
-                "get_image_features",
-                ("image_token_id", "image_token_index", "media_token_id"),
-                self._images,
-            ),
-            ("input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), self._heard),
-        )
-        for name, method, tokens, layouts in parts:
-            token, extract = self._find(*tokens), getattr(self.model, method, None)
-            if name not in self.names or token is None or extract is None:
+    def _with_features(self) -> Iterator[Arrays]:
+        """Yield texts that open with a placeholder for each feature of an image or sound, or have a token for each."""
+        for name, (method, tokens) in FEATURES.items():
+            extract = getattr(self.model, method, None)
+            if name not in self.names or extract is None:
                 continue
-            takes = inspect.signature(extract).parameters
-            for layout in layouts():
+            for layout in self._images() if name == "pixel_values" else self._heard():
                 try:
                     with torch.no_grad():
+                        takes = inspect.signature(extract).parameters
                         given = {key: value for key, value in tensors(layout).items() if key in takes}
                         count = _rows_of(extract(**given)) // self.batch
                 except Exception:  # noqa: BLE001 - the next layout is tried
                     continue
-                ids = np.concatenate(
-                    [np.full((self.batch, count), token), self._ids((self.batch, self.length))], axis=1
-                )
-                types = (ids == token).astype(np.int64)
-                named = {name: types for name in ("mm_token_type_ids", "token_type_ids") if name in self.names}
-                yield layout | {"input_ids": ids} | named | self._mask(ids.shape)
-                yield layout | {"input_ids": ids} | self._mask(ids.shape)
+                if (token := self._find(*tokens)) is not None:
+                    ids = np.concatenate([np.full((self.batch, count), token), self._text()["input_ids"]], axis=1)
+                    types = (ids == token).astype(np.int64)
+                    named = {each: types for each in ("mm_token_type_ids", "token_type_ids") if each in self.names}
+                    yield layout | {"input_ids": ids} | named | self._mask(ids.shape)
+                    yield layout | {"input_ids": ids} | self._mask(ids.shape)
+                yield layout | {"input_ids": self._ids((self.batch, count))}
+
+    def _text(self) -> Arrays:
+        return {"input_ids": self._ids((self.batch, self.length))} if "input_ids" in self.names else {}
 
     def _heard(self) -> Iterator[Arrays]:
         for shape in self._sounds():

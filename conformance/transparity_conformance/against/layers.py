@@ -37,8 +37,11 @@ class Layers:
         stages = {len(value) for value in of_kind(fields, "depths").values() if is_list(value)}
         lists = [len(value) for name, (_, value) in fields.items() if "layer" in name and are_names(value)]
         counts = [*of_kind(fields, "layers").values(), *of_kind(fields, "depths").values(), *lists]
-        self.picks = {each: picked(self._kinds(each)) for each in counts if is_size(each) and each not in stages}
-        self.count, self.kept = next(iter(self.picks.items()), (0, []))
+        self.picks: dict[int, list[int]] = {
+            each: picked(self._kinds(each)) for each in counts if is_size(each) and each not in stages
+        }
+        self.count = next(iter(self.picks), 0)
+        self.kept = self.picks.get(self.count, [])
 
     def has_one_for_each(self, kind: str, value: Any) -> bool:
         """Return whether a field's value is a list with an item for each layer."""

@@ -38,7 +38,7 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
     tokens: dict[int, int] = {}
-    configs = list(_configs(small, set()))
+    configs = list(configs_in(small, set()))
     parts = [_Part(each, widths, tokens, keep) for each in configs]
     if "ratios" in keep:
         factor = 2 ** int(math.log2(min((each.factor for each in parts if each.width), default=1)))
@@ -49,17 +49,19 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
         part.factor = part.factor if part.width else default
         part.shrink()
     small._attn_implementation, small._experts_implementation, small.dtype = "eager", "batched_mm", None
+    vars(small).pop("quantization_config", None)
     small.num_labels = min(small.num_labels or 0, LABELS) or small.num_labels
     return small
 
 
-def _configs(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedConfig]:
+def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedConfig]:
+    """Yield a configuration and those inside it, each once."""
     if id(config) not in seen:
         seen.add(id(config))
         yield config
         for value in vars(config).values():
             if isinstance(value, PretrainedConfig):
-                yield from _configs(value, seen)
+                yield from configs_in(value, seen)
 
 
 class _Part:

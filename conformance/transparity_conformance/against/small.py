@@ -27,6 +27,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("ratios",),
     ("depths",),
     ("head",),
+    ("vocabulary", "token"),
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
@@ -142,19 +143,27 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace parameters and statistics by drawn numbers; constants, such as tables of sines, stay."""
+    """Replace parameters, and statistics and biases that are buffers, by drawn numbers; tables of sines stay."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # which own what is tied
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():
-            if each.requires_grad or not each.isfinite().all() or each.unique().numel() < 2:
+            if each.requires_grad or _is_constant(each):
                 noise = torch.randn(each.shape, generator=generator)
                 each.copy_(_drawn_weight(name, each, noise, owners.get(id(each)), generator))
+        kept = model.state_dict()
         for name, buffer in model.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
+            if name in kept and buffer.is_floating_point() and _is_constant(buffer):
                 noise = 0.3 * torch.randn(buffer.shape, generator=generator)
-                buffer.copy_(noise if name.endswith("mean") else noise.exp())
+                buffer.copy_(buffer * noise.exp() if (buffer > 0).all() else buffer.nan_to_num() + noise)
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers are the same and finite, or none is initialised."""
+    if tensor.numel() == 0 or tensor.isinf().any():
+        return False
+    return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())
 
 
 def _drawn_weight(

@@ -82,6 +82,11 @@ class Outcome:
     notes: Sequence[str] = field(default=())
 
     @property
+    def is_explained(self) -> bool:
+        """Whether edits explain all that differs."""
+        return bool(self.partings) and all(each.says for each in self.partings)
+
+    @property
     def wrong(self) -> list[Answer]:
         return [each for each in self.answers if not each.agrees]
 
@@ -115,18 +120,34 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 
 def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find the departures on one probe, and confirm their edits on others."""
-    chosen = _most_telling(outcome.wrong)
-    progress(f"looking for what explains {chosen.probe}", 0, 1)
-    comparer = _comparer(reference, listen, chosen)
-    departures = Departures(comparer, EditSearch(comparer, reference.numbers, clock))
+    chosen, found = _most_telling(outcome.wrong), outcome
+    answer, operations = listen(chosen.inputs)
+    recorded = Recorded(operations, np.asarray(answer, np.float64))
     others = [OtherCall(reference, listen, each) for each in _confirming(outcome.answers, chosen)]
+    for experts in reference.experts:
+        progress(f"looking for what explains {chosen.probe}", 0, 1)
+        program, main = reference.program(chosen.inputs, experts), reference.main(chosen.inputs)
+        kept = reference.kept(chosen.inputs, recorded.answer.shape)
+        comparer = Comparer(program, recorded, reference.dtype, main, kept)
+        departures = Departures(comparer, EditSearch(comparer, reference.numbers, clock))
+        tried = _outcome(departures, others, chosen, outcome, clock)
+        found = tried if found is outcome or tried.is_explained else found
+        if found.is_explained:
+            break
+        clock.begin()
+    return found
+
+
+def _outcome(
+    departures: Departures, others: Sequence[OtherCall], chosen: Answer, outcome: Outcome, clock: Clock
+) -> Outcome:
     found, now, failing = _confirmed(departures, others, clock)
     if not now.agrees:  # an edit is a cause only if all of them together give the port's answer
         found = [dataclasses.replace(each, edit=None) for each in found]
     return dataclasses.replace(
         outcome,
         partings=[_parting(departures, each) for each in found],
-        residual=comparer.residual(now),
+        residual=departures.comparer.residual(now),
         confirmed=[chosen.probe, *(each.answer.probe for each in others if each not in failing)],
     )
 
@@ -184,13 +205,6 @@ def _most_telling(wrong: Sequence[Answer]) -> Answer:
     )
 
 
-def _comparer(reference: Reference, listen: Listen, chosen: Answer) -> Comparer:
-    answer, operations = listen(chosen.inputs)
-    recorded = Recorded(operations, np.asarray(answer, np.float64))
-    program, main = reference.program(chosen.inputs), reference.main(chosen.inputs)
-    return Comparer(program, recorded, reference.dtype, main, reference.kept(chosen.inputs, recorded.answer.shape))
-
-
 class OtherCall:
     """A call on which the edits that explain another one are run."""
 
@@ -198,9 +212,9 @@ class OtherCall:
         self.reference, self.listen, self.answer = reference, listen, answer
 
     @functools.cached_property
-    def program(self) -> Program:
-        """The reference's."""
-        return self.reference.program(self.answer.inputs)
+    def programs(self) -> list[Program]:
+        """The reference's, in each implementation of experts."""
+        return [self.reference.program(self.answer.inputs, experts) for experts in self.reference.experts]
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
@@ -210,9 +224,12 @@ class OtherCall:
 
     def is_explained(self, comparer: Comparer, found: Sequence[Departure]) -> bool:
         """Return whether the edits give the port's answer, within what rounding explains with them."""
-        program, changes = self.program, dict[int, Change]()
+        return any(self._is_explained_in(program, comparer, found) for program in self.programs)
+
+    def _is_explained_in(self, program: Program, comparer: Comparer, found: Sequence[Departure]) -> bool:
         is_rounded = any(each.edit is not None and each.edit.kind == "rounding" for each in found)
         flow = DataFlow(program, self.reference.main(self.answer.inputs), self.rounded if is_rounded else None)
+        changes: dict[int, Change] = {}
         for each in found:
             assert each.edit is not None
             changes |= changes_at(each.edit, _same_steps(comparer.program, each.steps, program), program, flow)

@@ -94,9 +94,18 @@ class Reference:
         takes = inspect.signature(self.model.forward).parameters
         return {"use_cache": False} if "use_cache" in takes else {}
 
-    def program(self, inputs: Inputs) -> Program:
-        """Record a call in float64."""
+    def program(self, inputs: Inputs, experts: str = "") -> Program:
+        """Record a call in float64, with an implementation of experts."""
+        if experts:
+            self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
+
+    @functools.cached_property
+    def experts(self) -> tuple[str, ...]:
+        """The implementations of experts in which transformers records a model: a loop as a port has it, and products
+        whose shapes no choice of experts changes; one without a name for a model without any."""
+        has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
+        return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
         """Return which numbers of an answer count: those of tokens that are no padding; None for all."""

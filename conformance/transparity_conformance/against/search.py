@@ -151,9 +151,9 @@ class EditSearch:
         `made` are the results of the edits of this step so far; one that makes the same is not tried again.
         """
         result = self._result(edit, number, now)
-        if result is None:
+        first = _first(result)
+        if first is None:
             return False
-        first = result[0] if isinstance(result, tuple | list) else result
         key = first.contiguous().numpy().tobytes()
         if key in made or first.equal(now.values[self.program.steps[number].output]):
             return False
@@ -191,7 +191,7 @@ class EditSearch:
             return None
         for edit in self._edits(number, (*SIMPLE, *LATER), Context(self.numbers)):
             result = self._result(edit, number, now)
-            made = result[0] if isinstance(result, tuple | list) else result
+            made = _first(result)
             theirs, output = self.port.operations[operation].value, self.program.steps[number].output
             if made is not None and agreeing(made, theirs, now.shares.get(output, 0.0)):
                 found = [each for each in self._explaining(edit, number, now, port) if each.after.agrees]
@@ -206,3 +206,10 @@ class EditSearch:
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
         return None if is_same or not alike else self.program.maker.get(alike[0])
+
+
+def _first(result: Any) -> Any:
+    """The first tensor of a result; None if it has none."""
+    if isinstance(result, tuple | list):
+        return result[0] if result else None
+    return result

@@ -95,7 +95,8 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             from transparity_conformance.against.small import build, read_config
 
             folder = Path(root) / "model"
-            build(read_config(asked.config)).save_pretrained(folder)
+            small: Any = build(read_config(asked.config))
+            small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
         yield Reference(_title(asked, model), model, asked.dtype), folder
 
@@ -135,8 +136,9 @@ def from_transformers(folder: Path | None) -> Any:
     made: Any = class_of(config)
     named = {"dtype": torch.float32, "attn_implementation": "eager", "local_files_only": True}
     try:
-        model = made.from_pretrained(str(folder), **named)
-        model.set_experts_implementation("eager")
+        model: Any = made.from_pretrained(str(folder), **named)
+        if "set_experts_implementation" in dir(model):
+            model.set_experts_implementation("eager")
     except (ValueError, OSError, RuntimeError) as error:
         raise TransparityError(f"{folder} cannot be loaded by transformers: {shown(str(error))}.") from error
     return model

@@ -59,9 +59,7 @@ class Comparer:
         """Return a step as a place for edits."""
         return At(self.program, self.flow, self.program.steps[number])
 
-    def changes(
-        self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change] | None = None
-    ) -> dict[int, Change]:
+    def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
         """Return the changes before, and those of an edit at some steps."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow)}
 

@@ -111,11 +111,11 @@ class Departures:
     ) -> tuple[Departure, Comparison | None]:
         """Continue from the port's value where no edit explains it: the step of the reference that is most alike makes
         that instead; no comparison if none can."""
-        program, pairs = self.comparer.program, []
-        for operation, number in itertools.product(port or now.lost[:1], steps):
-            for nearby in self._run_by_its_line(number):
-                if nearby not in now.changes and (found := self._in_layout(operation, nearby, now)) is not None:
-                    pairs.append((*found, operation, nearby))
+        program = self.comparer.program
+        places = itertools.product(port or now.lost[:1], steps)
+        nearby = [(operation, near) for operation, number in places for near in self._run_by_its_line(number)]
+        layouts = [(operation, near, self._in_layout(operation, near, now)) for operation, near in nearby]
+        pairs = [(*each, operation, near) for operation, near, each in layouts if each and near not in now.changes]
         for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0])[:CONTINUATIONS]:
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):

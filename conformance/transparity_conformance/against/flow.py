@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,14 +38,15 @@ class DataFlow:
 
     def _common(self, given: list[int]) -> int:
         """The last value through which all of these pass."""
-        first, *others = given
-        for other in others:
-            while first != other:
-                if self._depth[first] >= self._depth[other]:
-                    first = self.passes[first]
-                else:
-                    other = self.passes[other]
-        return first
+        return functools.reduce(self._shared, given)
+
+    def _shared(self, one: int, other: int) -> int:
+        while one != other:
+            if self._depth[one] >= self._depth[other]:
+                one = self.passes[one]
+            else:
+                other = self.passes[other]
+        return one
 
     def behind(self, value: int) -> Iterator[int]:
         """Yield the values through which all of the input passes on its way to a value, the last first."""

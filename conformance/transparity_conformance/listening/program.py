@@ -1,8 +1,8 @@
 """A PyTorch call as a program: a straight line of steps that can be run again with other steps or numbers.
 
-The call is recorded in float64: casts between floats are followed as float64, so that the values are exact. Every tensor
-is a value with an index of its own, and so is every version of a tensor that a step writes into, so that no step of a
-second run changes what an earlier one made.
+The call is recorded in float64: casts between floats are followed as float64, so that the values are exact. Every
+tensor is a value with an index of its own. So is every version of a tensor that a step writes into: a second run never
+changes what an earlier one made.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def exact_mode() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs or {}), _exact), None)
 
-    return Exact()
+    return Exact()  # type: ignore[no-untyped-call]
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
@@ -332,7 +332,7 @@ def _recorder(program: Program, names: Mapping[int, str], modules: Mapping[int, 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             inputs = tuple(dict.fromkeys(self.index_of(each) for each in _tensors((args, kwargs))))
-            refs = _mapped((tuple(args), dict(kwargs)), self._ref)
+            refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
             result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
             written = _written(func, args, kwargs)
             number = len(program.steps)
@@ -351,7 +351,7 @@ def _recorder(program: Program, names: Mapping[int, str], modules: Mapping[int, 
                     program.values[index] = each.detach().clone()
             site, lines = self._place(func)
             module = modules.get(id(self.modules[-1]), "") if self.modules else ""
-            program.add(Step(number, func, *refs, inputs, outputs, aliases, at, site, lines, module))
+            program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))
             return result
 
         def _ref(self, item: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.against.edits.edit import At, Context, Edit, references
+from transparity_conformance.against.edits.edit import At, Context, Edit, references, short
 from transparity_conformance.listening.program import Change
 
 
@@ -26,13 +26,14 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Callable[[Any], Any]) -> Change:
-    return at.with_argument(place, functools.partial(_changed, change=change))
+    hides = short(at.step).startswith("masked_fill")  # where its mask is true
+    return at.with_argument(place, functools.partial(_changed, change=change, hides=hides))
 
 
-def _changed(mask: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(mask: Any, change: Callable[[Any], Any], hides: bool) -> Any:
     """A mask that shows other keys; one of numbers keeps those at the keys that both show."""
     if str(mask.dtype) == "torch.bool":
-        return change(mask)
+        return ~change(~mask) if hides else change(mask)
     is_shown = mask > EXACT_MASK_BELOW
     return mask.where(is_shown, mask.new_zeros(())).masked_fill(~change(is_shown), float(mask.min()))
 

@@ -1,0 +1,217 @@
+"""A port that departs from another implementation is told with both lines, and with the edit that gives its answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from transparity_conformance.against.check import compare_modules
+from transparity_conformance.cli import app
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
+
+THEIRS = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.norm2 = nn.RMSNorm(16, eps=1e-5), nn.RMSNorm(16, eps=1e-5)
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def heads(self, x):
+        return x.unflatten(-1, (4, 4)).transpose(1, 2)
+
+    def attention(self, x):
+        q, k, v = self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))
+        scores = q @ k.mT * 0.5
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+        weights = scores.softmax(-1)
+        context = weights @ v
+        return self.out(context.transpose(1, 2).flatten(-2))
+
+    def forward(self, x):
+        h = self.norm(x)
+        x = x + self.attention(h)
+        h = self.norm2(x)
+        h = nn.functional.silu(self.gate(h)) * self.up(h)
+        return x + self.down(h)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm = nn.RMSNorm(16, eps=1e-5)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data = 1 + 0.3 * noise if parameter.ndim == 1 else noise / parameter.shape[-1] ** 0.5
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x) @ self.embedding.weight.T
+"""
+
+INPUTS = [
+    {"tokens": np.random.default_rng(n).integers(0, 32, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
+]
+
+MISTAKES = {
+    "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 for 0.5"),
+    "left out": ("h = self.norm2(x)", "h = x", "leaves out"),
+    "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "twice"),
+    "operand": ("weights @ v", "weights @ k", "where theirs gives it"),
+    "function": ("functional.silu", "functional.relu", "applies ReLU"),
+    "mask": (".tril()", ".tril(1)", "shows one later key"),
+    "axis": ("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", ""),
+    "sign": ("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
+    "parameters": ("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
+    "rounding": ("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
+    "order": ("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "exchanges the axes -2 and -1"),
+}
+"""A mistake by its kind: the text, what replaces it, and what is said of it; nothing if no edit is the mistake."""
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return f"{folder / name}.py:Model"
+
+
+def against_theirs(folder: Path, text: str, name: str = "port") -> Report:
+    port, theirs = written(folder, name, text), written(folder, "theirs", THEIRS)
+    return compare_modules(load_port(port)(), load_port(theirs)(), INPUTS, budget=5)
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_told_with_both_lines_and_an_edit_that_gives_the_ports_answer(kind: str, tmp_path: Path) -> None:
+    old, new, says = MISTAKES[kind]
+    report = against_theirs(tmp_path, THEIRS.replace(old, new, 1), f"port_{kind.replace(' ', '_')}")
+    assert report.verdict == "diverges"
+    fault = report.faults[0]
+    line = next(number for number, text in enumerate(THEIRS.splitlines(), 1) if old in text)
+    assert fault.source is not None
+    assert fault.reference_source is not None
+    near = {fault.source["line"], fault.reference_source["line"]}
+    assert any(line <= each <= line + 3 for each in near), near
+    if says:
+        assert [each for each in report.faults if not each.causes] == []
+        assert says in fault.causes[0].says
+
+
+def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:
+    text = THEIRS.replace("q @ k.mT * 0.5", "(q * 0.5) @ k.mT").replace(
+        "weights @ v", 'torch.einsum("bhqk,bhkd->bhqd", weights, v)'
+    )
+    text = text.replace("nn.functional.silu(self.gate(h))", "(self.gate(h) * torch.sigmoid(self.gate(h)))")
+    assert text != THEIRS
+    report = against_theirs(tmp_path, text)
+    assert (report.verdict, report.faults) == ("agrees", ())
+    assert report.coverage.lengths == (1, 7, 12)
+
+
+def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
+    text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("functional.silu", "functional.relu")
+    report = against_theirs(tmp_path, text)
+    assert len(report.faults) == 2
+    says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
+    assert "0.25 for 0.5" in says
+    assert "ReLU" in says
+
+
+def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
+    """A cause gives the port's answer, or is none."""
+    report = against_theirs(tmp_path, THEIRS.replace("x + self.down(h)", "x + self.down(h).cumsum(1) * x.sin()"))
+    assert report.verdict == "diverges"
+    assert any(not fault.causes for fault in report.faults)
+
+
+def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> None:
+    port, theirs = (
+        written(tmp_path, "port", THEIRS.replace("k.mT * 0.5", "k.mT * 0.25")),
+        written(tmp_path, "theirs", THEIRS),
+    )
+    inputs, answer = tmp_path / "inputs.py", tmp_path / "answer.json"
+    inputs.write_text(
+        "import numpy\ninputs = [{'tokens': numpy.arange(10).reshape(2, 5)}, {'tokens': numpy.ones((1, 3), int)}]"
+    )
+    result = CliRunner().invoke(
+        app, ["check", port, "--against", theirs, "--inputs", str(inputs), "--json", str(answer)]
+    )
+    assert result.exit_code == 1, result.output
+    assert "departs from theirs.py:" in re.sub(r"\s+", " ", result.output)
+    fault = json.loads(answer.read_text())[0]["faults"][0]
+    assert fault["source"]["line"] == fault["reference_source"]["line"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--against", "transformers"], "needs a configuration"),
+        (["--against", "theirs.py:Model", "--family", "llama"], "leave out the other options"),
+        (["--inputs", "inputs.py"], "--against REFERENCE goes with"),
+        (["--against", "theirs.py:Model", "--inputs", "nothing.py"], "There is no file nothing.py"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_sentence(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "port", THEIRS)
+    written(tmp_path, "theirs", THEIRS)
+    result = CliRunner().invoke(app, ["check", "port.py:Model", *arguments])
+    assert result.exit_code == 2, result.output
+    assert says in re.sub(r"\s+", " ", result.output)
+
+
+def test_tensors_with_other_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "port", THEIRS.replace("self.norm2", "self.second"))
+    written(tmp_path, "theirs", THEIRS)
+    (tmp_path / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.ones((1, 3), int)}]")
+    command = ["check", "port.py:Model", "--against", "theirs.py:Model", "--inputs", "inputs.py"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "layers.0.norm2.weight" in result.output
+
+
+def test_a_program_runs_again_to_the_same_numbers_and_with_a_change() -> None:
+    from transparity_conformance.listening.program import record_program
+
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double().eval()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    program = record_program(model, {"src": x}, lambda answer: answer)
+    again = program.run()
+    assert all(torch.equal(again[index], value) for index, value in program.values.items())
+    softmax = next(step.number for step in program.steps if "softmax" in step.name)
+    changed = program.run({softmax: lambda values: values[program.steps[softmax].output - 1] * 0})
+    assert not torch.allclose(changed[program.answer], program.values[program.answer])
+
+
+def test_writes_in_place_make_new_versions() -> None:
+    from transparity_conformance.listening.program import record_program
+
+    class Filling(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            room = torch.zeros(3, 4)
+            room[0] = x[0] + 1
+            before = room * 2
+            room[1:].add_(x[1:])
+            return before + room
+
+    x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
+    program = record_program(Filling(), {"x": x}, lambda answer: answer)
+    assert torch.equal(program.run()[program.answer], Filling()(x).double())

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -199,10 +200,14 @@ CONFIRMED_ON = 3
 
 
 def _most_telling(wrong: Sequence[Answer]) -> Answer:
-    """The probe with the largest share of wrong numbers, the smallest of several: most parts of the model take part."""
-    return max(
-        wrong, key=lambda each: (round(each.changed / each.actual.size, 1), not each.is_padded, -each.actual.size)
-    )
+    """The probe in which most parts of a model take part: of several rows and tokens without padding, most numbers
+    wrong, the smallest of several."""
+
+    def key(each: Answer) -> tuple[Any, ...]:
+        is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
+        return not is_single, not each.is_padded, round(each.changed / each.actual.size, 1), -each.actual.size
+
+    return max(wrong, key=key)
 
 
 class OtherCall:

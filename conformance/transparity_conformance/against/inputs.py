@@ -123,7 +123,7 @@ class _Inputs:
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
-            found["decoder_input_ids"] = self._ids((self.batch, self.length - 2))
+            found["decoder_input_ids"] = self._ids((self.batch, max(self.length - 2, 1)))
         if "noise" in self.names and isinstance(size := self._find("image_size"), int):
             found["noise"] = self.draw.random((self.batch, (size // self._find("patch_size")) ** 2), np.float32)
         if self.main == "input_ids":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -265,10 +265,7 @@ def check(
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     if against is not None or inputs is not None:
-        others = [preset, family, head, command, adapter, audit, by_layer, layers, length, *sections.values()]
-        asked_for = (port, against, config, checkpoint, inputs, dtype, timeout, budget)
-        _check_against(asked_for, json_file, html_file, has_others=any(others) or ranks > 1 or not taps)
-        return
+        _check_against(dict(locals()))  # which exits
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
@@ -278,28 +275,34 @@ def check(
         asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
         check_writable(json_file, html_file)
         named = named_systems(asked)  # before the port is imported, which takes seconds
-        run = checker(asked)
-        chosen = chosen_systems(run, asked, named, _imported)
+        chosen = chosen_systems(run := checker(asked), asked, named, _imported)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
     _complain_of(errors, len(reports))
     _finish(reports, json_file, html_file, failed=bool(errors))
 
 
-def _check_against(asked: tuple[Any, ...], json_file: Path | None, html_file: Path | None, *, has_others: bool) -> None:
-    """Check a port against another implementation."""
-    port, against, *rest = asked
+ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+"""Options that do not go with --against."""
+
+
+def _check_against(given: dict[str, Any]) -> NoReturn:
+    """Check a port against another implementation, with the options of `check`."""
+    json_file, html_file, others = given["json_file"], given["html_file"], [given[name] for name in ALONE]
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.against.check import Request, check_against
 
-        if port is None or against is None or has_others:
+        is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
+        if given["port"] is None or given["against"] is None or is_mixed:
             raise UsageError(
                 "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
                 "--budget alone; leave out the other options."
             )
         check_writable(json_file, html_file)
-        _print_now(f"Checking {safe(port)} against {safe(against)} ({rest[3]}) …")
+        names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
+        asked = Request(*(given[name] for name in names))
+        _print_now(f"Checking {safe(asked.port)} against {safe(asked.against)} ({asked.dtype}) …")
         with progress_bar() as progress:
-            report = check_against(Request(port, against, *rest), progress)
+            report = check_against(asked, progress)
         _show(report)
     _finish([report], json_file, html_file)
 
@@ -557,7 +560,9 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
-def _finish(reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False) -> None:
+def _finish(
+    reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False
+) -> NoReturn:
     """Write the requested files, and exit with the worst of the exit codes."""
     with _one_sentence():
         write_reports(reports, json_file, html_file)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers.models.auto import modeling_auto
 
-from transparity_conformance.against.small import build, example_inputs, part_of
+from transparity_conformance.against.small.build import build, example_inputs, part_of
 
 SECONDS, BYTES = 60, 12 << 30
 """The limits of one class."""

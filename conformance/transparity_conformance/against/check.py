@@ -92,7 +92,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
         folder = asked.checkpoint
         if asked.config is not None:
-            from transparity_conformance.against.small import build, read_config
+            from transparity_conformance.against.small.build import build, read_config
 
             folder = Path(root) / "model"
             small: Any = build(read_config(asked.config))
@@ -130,7 +130,7 @@ def from_transformers(folder: Path | None) -> Any:
         )
     import torch
 
-    from transparity_conformance.against.small import class_of, read_config
+    from transparity_conformance.against.small.build import class_of, read_config
 
     config = read_config(folder)
     made: Any = class_of(config)

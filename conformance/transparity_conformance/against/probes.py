@@ -25,7 +25,7 @@ OTHERS = ((11, 1), (11, 2), (11, 3))
 
 def probes_of(model: Any) -> dict[str, Inputs]:
     """Return inputs of a model of transformers, by what they exercise."""
-    from transparity_conformance.against.inputs import example_inputs
+    from transparity_conformance.against.small.inputs import example_inputs
 
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)

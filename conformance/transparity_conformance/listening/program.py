@@ -202,8 +202,8 @@ def record_program(
     import torch
 
     program = Program()
-    recorder = _recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
-    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), recorder:
+    recorder = _Recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
+    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), _mode(recorder):
         returned = run(lambda: (call or model)(**inputs))
         program.answer = recorder.index_of(answer_of(returned))
     learned = {name for name, _ in getattr(model, "named_parameters", lambda: ())()}
@@ -298,89 +298,97 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
     return _mapped(tuple(args), converted), _mapped(dict(kwargs), converted)
 
 
-def _recorder(program: Program, names: Mapping[int, str], modules: Mapping[int, str], files: Collection[str]) -> Any:
+class _Recorder:
+    """Adds each operation to the program."""
+
+    def __init__(
+        self, program: Program, names: Mapping[int, str], module_names: Mapping[int, str], files: Collection[str]
+    ) -> None:
+        self.program, self.names, self.module_names, self.files = program, names, module_names, files
+        self.indices: dict[int, int] = {}
+        self.kept: list[Any] = []
+        self.sharing: dict[int, list[Any]] = {}
+        self.modules: list[Any] = []
+        self.last: tuple[Hashable, dict[Any, int]] = ((), {})
+        self.count = 0
+
+    def index_of(self, tensor: Any) -> int:
+        """Return the index of a tensor, which is given if no step made it."""
+        if id(tensor) not in self.indices:
+            index = self._new(tensor)
+            self.program.given[index] = _exact(tensor.detach())
+            if id(tensor) in self.names:
+                self.program.names[index] = self.names[id(tensor)]
+        return self.indices[id(tensor)]
+
+    def _new(self, tensor: Any) -> int:
+        self.indices[id(tensor)] = self.count
+        self.kept.append(tensor)
+        self.sharing.setdefault(_memory(tensor), []).append(tensor)
+        self.count += 1
+        return self.count - 1
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation, and add it as a step."""
+        inputs = tuple(dict.fromkeys(self.index_of(each) for each in _tensors((args, kwargs))))
+        refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
+        result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
+        written = _written(func, args, kwargs)
+        number = len(self.program.steps)
+        aliases: tuple[int, ...] = ()
+        if written is None:
+            outputs = tuple(self._made(each) for each in _tensors(result))
+            at = -1
+        else:
+            at = self.indices[id(written)]
+            tensors = self.sharing[_memory(written)]
+            aliases = tuple(self.indices[id(each)] for each in tensors)
+            outputs = tuple(range(self.count, self.count + len(tensors)))
+            self.indices |= {id(each): index for each, index in zip(tensors, outputs, strict=True)}
+            self.count += len(outputs)
+            for each, index in zip(tensors, outputs, strict=True):
+                self.program.values[index] = each.detach().clone()
+        site, lines = self._place(func)
+        module = self.module_names.get(id(self.modules[-1]), "") if self.modules else ""
+        self.program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))
+        return result
+
+    def _ref(self, item: Any) -> Any:
+        import torch
+
+        return Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
+
+    def _made(self, tensor: Any) -> int:
+        index = self._new(tensor)
+        self.program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
+        return index
+
+    def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
+        """The site of the operation, and the places of its lines; two in one expression differ by their order."""
+        places = []
+        frame = sys._getframe(3)
+        while frame is not None and frame.f_code is not run.__code__:
+            places.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back  # type: ignore[assignment]
+        key = tuple(places)
+        if self.last[0] != key:
+            self.last = (key, {})
+        order = self.last[1].get(func, 0)
+        self.last[1][func] = order + 1
+        lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
+        own = [place for place in lines if place[0].co_filename in self.files]
+        return (key, str(func), order), tuple(own or lines)
+
+
+def _mode(recorder: _Recorder) -> Any:
+    """The context in which a recorder runs all operations."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):
-        """Adds each operation to the program."""
-
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.indices: dict[int, int] = {}
-            self.kept: list[Any] = []
-            self.sharing: dict[int, list[Any]] = {}
-            self.modules: list[Any] = []
-            self.last: tuple[Hashable, dict[Any, int]] = ((), {})
-            self.count = 0
-
-        def index_of(self, tensor: Any) -> int:
-            """Return the index of a tensor, which is given if no step made it."""
-            if id(tensor) not in self.indices:
-                index = self._new(tensor)
-                program.given[index] = _exact(tensor.detach())
-                if id(tensor) in names:
-                    program.names[index] = names[id(tensor)]
-            return self.indices[id(tensor)]
-
-        def _new(self, tensor: Any) -> int:
-            self.indices[id(tensor)] = self.count
-            self.kept.append(tensor)
-            self.sharing.setdefault(_memory(tensor), []).append(tensor)
-            self.count += 1
-            return self.count - 1
-
+    class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            inputs = tuple(dict.fromkeys(self.index_of(each) for each in _tensors((args, kwargs))))
-            refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
-            result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
-            written = _written(func, args, kwargs)
-            number = len(program.steps)
-            aliases: tuple[int, ...] = ()
-            if written is None:
-                outputs = tuple(self._made(each) for each in _tensors(result))
-                at = -1
-            else:
-                at = self.indices[id(written)]
-                tensors = self.sharing[_memory(written)]
-                aliases = tuple(self.indices[id(each)] for each in tensors)
-                outputs = tuple(range(self.count, self.count + len(tensors)))
-                self.indices |= {id(each): index for each, index in zip(tensors, outputs, strict=True)}
-                self.count += len(outputs)
-                for each, index in zip(tensors, outputs, strict=True):
-                    program.values[index] = each.detach().clone()
-            site, lines = self._place(func)
-            module = modules.get(id(self.modules[-1]), "") if self.modules else ""
-            program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))
-            return result
+            return recorder.run(func, args, kwargs or {})
 
-        def _ref(self, item: Any) -> Any:
-            import torch
-
-            return Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
-
-        def _made(self, tensor: Any) -> int:
-            index = self._new(tensor)
-            program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
-            return index
-
-        def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
-            """The site of the operation, and the places of its lines; two in one expression differ by their order."""
-            places = []
-            frame = sys._getframe(2)
-            while frame is not None and frame.f_code is not run.__code__:
-                places.append((frame.f_code, frame.f_lasti))
-                frame = frame.f_back  # type: ignore[assignment]
-            key = tuple(places)
-            if self.last[0] != key:
-                self.last = (key, {})
-            order = self.last[1].get(func, 0)
-            self.last[1][func] = order + 1
-            lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
-            own = [place for place in lines if place[0].co_filename in files]
-            return (key, str(func), order), tuple(own or lines)
-
-    return Recorder()
+    return Mode()  # type: ignore[no-untyped-call]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from transparity_conformance.against.fields import kind_of, sizes
-from transparity_conformance.against.sizes import configs_in
+from transparity_conformance.against.small.fields import kind_of, sizes
+from transparity_conformance.against.small.sizes import configs_in
 
 Arrays = dict[str, np.ndarray]
 

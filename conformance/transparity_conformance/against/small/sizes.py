@@ -11,8 +11,17 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from transparity_conformance.against.fields import MOST, fields_of, is_list, is_size, kind_of, mapped, of_kind, sizes
-from transparity_conformance.against.layers import KINDS, Layers
+from transparity_conformance.against.small.fields import (
+    MOST,
+    fields_of,
+    is_list,
+    is_size,
+    kind_of,
+    mapped,
+    of_kind,
+    sizes,
+)
+from transparity_conformance.against.small.layers import KINDS, Layers
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The size of a head, the narrowest width that shrinks, and the most heads and labels."""

@@ -16,8 +16,8 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.inputs import example_inputs as example_inputs
-from transparity_conformance.against.sizes import made_small as made_small
+from transparity_conformance.against.small.inputs import example_inputs as example_inputs
+from transparity_conformance.against.small.sizes import made_small as made_small
 
 LARGEST = 30_000_000
 """Parameters that a small model may have."""

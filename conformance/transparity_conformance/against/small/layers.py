@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from transparity_conformance.against.fields import (
+from transparity_conformance.against.small.fields import (
     Fields,
     are_names,
     are_places,

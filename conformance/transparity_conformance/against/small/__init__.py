@@ -1,0 +1,1 @@
+"""Models of transformers made small, with drawn weights, and their inputs."""

@@ -425,7 +425,8 @@ def _files_of(model: Any) -> set[str]:
     """The files of the classes of modules with parameters; the lines of others are their callers'."""
     modules = getattr(model, "modules", lambda: ())()
     kinds = {type(module) for module in modules if next(module.parameters(), None) is not None}
-    return {sys.modules[kind.__module__].__file__ or "" for kind in kinds if kind.__module__ in sys.modules}
+    owners = [sys.modules.get(kind.__module__) for kind in kinds]
+    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a notebook has none
 
 
 def _memory(tensor: Any) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.against.edits.edit import At, Edit
-from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.flow import DataFlow, ancestors, leading_nowhere
 from transparity_conformance.against.recorded import Recorded
-from transparity_conformance.against.values import Known, agreeing, prints, shares
+from transparity_conformance.against.values import Known, agreeing, fingerprint, shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.report.comparison import difference
 
@@ -47,13 +47,8 @@ class Comparer:
     @functools.cached_property
     def relevant(self) -> frozenset[int]:
         """The steps that the answer is computed from."""
-        program, waiting, seen = self.program, [self.program.answer], set[int]()
-        while waiting:
-            number = program.maker.get(waiting.pop(), -1)
-            if number >= 0 and number not in seen:
-                seen.add(number)
-                waiting += program.steps[number].inputs
-        return frozenset(seen)
+        program = self.program
+        return ancestors(program.maker[program.answer], program.makers)
 
     def at(self, number: int) -> At:
         """Return a step as a place for edits."""
@@ -68,9 +63,9 @@ class Comparer:
         program, within = self.program, within or self._shares
         values = program.run(changes) if changes else program.values
         matched: dict[int, list[int]] = {}
-        for index, print_ in prints(values, [*values]).items():
+        for index, value in values.items():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
-                for operation in self._known.among(print_, within.get(index, 0.0)):
+                for operation in self._known.among(fingerprint(value), within.get(index, 0.0)):
                     matched.setdefault(operation, []).append(index)
         return Comparison(changes, values, matched, self._lost(matched), self.is_answer(values, within), within)
 
@@ -98,11 +93,9 @@ class Comparer:
             return now
 
     def _lost(self, matched: Collection[int]) -> list[int]:
-        port, leading = self.port, set[int]()
-        for index in sorted(port.relevant, reverse=True):
-            if index in matched or not leading.isdisjoint(port.readers.get(index, ())):
-                leading.add(index)
-        return [index for index in sorted(port.relevant - leading) if port.prints[index] is not None]
+        port = self.port
+        nowhere = leading_nowhere(port.relevant, matched.__contains__, lambda index: port.readers.get(index, ()))
+        return [index for index in sorted(nowhere) if port.prints[index] is not None]
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
         """Return the first lost operations of the port, and the reference's first steps without counterparts that are
@@ -110,7 +103,7 @@ class Comparer:
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
-        makers = {number: {program.maker.get(i, -1) for i in program.steps[number].inputs} for number in by_input}
+        makers = {number: program.makers(number) for number in by_input}
         first = [number for number in sorted(by_input) if by_input.isdisjoint(makers[number])]
         shared = set(self.counterparts(now, port))
         return port, [number for number in first if shared & makers[number]] or first
@@ -124,13 +117,10 @@ class Comparer:
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's steps that lead to nothing that is matched."""
         have = {index for indices in now.matched.values() for index in indices}
-        program, leading = self.program, set[int]()
-        for number in sorted(self.relevant, reverse=True):
-            step = program.steps[number]
-            readers = {reader for index in step.outputs for reader in program.readers.get(index, ())}
-            if not have.isdisjoint(step.outputs) or not leading.isdisjoint(readers):
-                leading.add(number)
-        return set(self.relevant - leading)
+        steps = self.program.steps
+        return leading_nowhere(
+            self.relevant, lambda number: not have.isdisjoint(steps[number].outputs), self.program.readers_of
+        )
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:

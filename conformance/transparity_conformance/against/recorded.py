@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity_conformance.against.flow import ancestors
 from transparity_conformance.against.values import fingerprint
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import rounded_to
@@ -41,14 +42,8 @@ class Recorded:
             if each.value.size == self.answer.size
             and np.array_equal(np.ravel(each.value), np.ravel(self.answer), equal_nan=True)
         ]
-        waiting = equal[-1:] or [len(self.operations) - 1]
-        seen = set[int]()
-        while waiting:
-            index = waiting.pop()
-            if index not in seen:
-                seen.add(index)
-                waiting += self.operations[index].inputs
-        return frozenset(seen)
+        last = equal[-1] if equal else len(self.operations) - 1
+        return ancestors(last, lambda index: self.operations[index].inputs)
 
     @functools.cached_property
     def readers(self) -> Mapping[int, Sequence[int]]:

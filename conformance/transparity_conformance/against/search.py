@@ -68,14 +68,16 @@ class EditSearch:
         """Return the edits that explain the first lost operations of a port, the best first."""
         if found := self._of_order(now, port):
             return [found]
+        lost = Known({index: self.port.prints[index] for index in now.lost})
+        context = Context(self.numbers, [print_ for index in port if (print_ := self.port.prints[index]) is not None])
         best: list[Explanation] = []
         with contextlib.suppress(OutOfTime):
             further, passed = 0, deque[list[int]]([[]] * LAG)
             for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
                 passed.append(ring)
-                simple, later = self._shown(now, port, ring, SIMPLE), self._shown(now, port, passed.popleft(), LATER)
-                for edit, number in itertools.chain(simple, later):
-                    best += self._explaining(edit, number, now, port)
+                for steps_of, makers in ((ring, SIMPLE), (passed.popleft(), LATER)):
+                    for edit, number in self._shown(now, lost, context, steps_of, makers):
+                        best += self._explaining(edit, number, now, port)
                 further += bool(best)
                 first = min(best, key=lambda each: each.key, default=None)
                 if further > LAG or (first and first.after.agrees and first.edit.rank < RANK_OF_FITTED):
@@ -118,22 +120,18 @@ class EditSearch:
             yield [number for number in ring if number in self.comparer.relevant and number not in now.changes]
             around = set[int]()
             for number in ring:
-                step = program.steps[number]
-                if number in missing or short(step) in VIEWS:
-                    around.update(program.maker[index] for index in step.inputs if index in program.maker)
-                readers = {reader for index in step.outputs for reader in program.readers.get(index, ())}
-                around.update(readers & missing)
+                if number in missing or short(program.steps[number]) in VIEWS:
+                    around |= program.makers(number)
+                around |= program.readers_of(number) & missing
             ring = sorted(around - seen)
 
     def _shown(
-        self, now: Comparison, port: Sequence[int], ring: Sequence[int], makers: Sequence[Maker]
+        self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
         """Yield the edits of some steps that soon give numbers of the port which nothing had."""
-        lost = Known({index: self.port.prints[index] for index in now.lost})
-        wanted = [print_ for index in port if (print_ := self.port.prints[index]) is not None]
         for number in ring:
             made = set[bytes]()
-            for edit in self._edits(number, makers, Context(self.numbers, wanted)):
+            for edit in self._edits(number, makers, context):
                 self.clock.check()
                 if self._shows(edit, number, now, lost, made):
                     yield edit, number

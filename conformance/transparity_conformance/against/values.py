@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening.program import Change, Program, Values
+from transparity_conformance.listening.program import Change, Program
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 
 HUGE = 1e30
@@ -92,7 +92,7 @@ def shares(
             index: value if index in program.parameters else program.given[index] for index, value in near.items()
         }
         exact = program.run(changes, points)
-        rounded = program.run(changes, _in(near, precision), precision)
+        rounded = program.run(changes, near, precision)
         for index, value in exact.items():
             if value.is_floating_point() or value.is_complex():
                 noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))
@@ -108,10 +108,6 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
     turned = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
     size = 1.0 if is_learned else 1 + value.abs().clamp(1e-30, HUGE).log().abs()
     return value * (1 + ulp * size * turned)
-
-
-def _in(values: Values, precision: Any) -> Values:
-    return {index: value.to(precision) if value.is_floating_point() else value for index, value in values.items()}
 
 
 def _apart(exact: Any, rounded: Any) -> float:
@@ -134,8 +130,3 @@ def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | Non
         a, b = a[kept.reshape(-1)], b[kept.reshape(-1)]
     with np.errstate(invalid="ignore"):
         return bool(np.abs(a - b).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
-
-
-def prints(values: Values, indices: Collection[int]) -> dict[int, np.ndarray | None]:
-    """Return the fingerprints of some values."""
-    return {index: fingerprint(values[index]) for index in indices if index in values}

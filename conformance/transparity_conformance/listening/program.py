@@ -8,6 +8,7 @@ changes what an earlier one made.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -16,7 +17,13 @@ from types import CodeType
 from typing import Any
 
 from transparity_conformance.listening.operation import Source
-from transparity_conformance.listening.pytorch import UNINITIALISED
+from transparity_conformance.listening.pytorch import (
+    UNINITIALISED,
+    dispatched,
+    given_and_written,
+    tensors_in,
+    without_fast_path,
+)
 from transparity_conformance.listening.source import FRAMEWORKS, Sources, home, run
 
 _SOURCES = Sources()
@@ -67,6 +74,11 @@ class Step:
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
+    def source(self) -> Source | None:
+        """The innermost line that ran it."""
+        return _SOURCES.at(*self.places[0]) if self.places else None
+
+    @property
     def stack(self) -> tuple[Source, ...]:
         """The lines that ran it."""
         return tuple(_SOURCES.at(*place) for place in self.places)
@@ -88,7 +100,7 @@ class Step:
 
     def put(self, values: Values, result: Any) -> None:
         """Store a result."""
-        for index, tensor in zip(self.outputs, _tensors(result), strict=True):
+        for index, tensor in zip(self.outputs, tensors_in(result), strict=True):
             values[index] = tensor
 
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
@@ -133,6 +145,14 @@ class Program:
         self.places.setdefault(step.site, []).append(step.number)
         self.lines.setdefault(step.line, []).append(step.number)
 
+    def makers(self, number: int) -> set[int]:
+        """Return the steps that made what a step is given."""
+        return {self.maker[index] for index in self.steps[number].inputs if index in self.maker}
+
+    def readers_of(self, number: int) -> set[int]:
+        """Return the steps that are given what a step makes."""
+        return {reader for index in self.steps[number].outputs for reader in self.readers.get(index, ())}
+
     def run(
         self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
     ) -> Values:
@@ -143,7 +163,9 @@ class Program:
             given: other tensors for some of those that no step made.
             precision: the dtype to compute in; None: float64.
         """
-        values = {**(_in(self.given, precision) if precision is not None else self.given), **(given or {})}
+        values = {**self.given, **(given or {})}
+        if precision is not None:
+            values = _in(values, precision)
         for step in self.steps:
             self._run_one(step, values, changes or {}, precision)
         return values
@@ -185,28 +207,22 @@ class Program:
             values[step.output] = values[step.output].copy_(made) if step.aliases else made
 
 
-def record_program(
-    model: Any,
-    inputs: Mapping[str, Any],
-    answer_of: Callable[[Any], Any],
-    call: Callable[..., Any] | None = None,
-) -> Program:
+def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[Any], Any]) -> Program:
     """Record a call of a PyTorch module, whose tensors and whose `inputs` are in float64.
 
     Args:
         model: the module, whose parameters and modules give the names.
         inputs: tensors by the names of the arguments.
         answer_of: takes what the call returned; returns the tensor to compare.
-        call: what is called; None: the module.
     """
     import torch
 
     program = Program()
     recorder = _Recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
-    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), _mode(recorder):
-        returned = run(lambda: (call or model)(**inputs))
+    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), dispatched(recorder.run):
+        returned = run(lambda: model(**inputs))
         program.answer = recorder.index_of(answer_of(returned))
-    learned = {name for name, _ in getattr(model, "named_parameters", lambda: ())()}
+    learned = {name for name, _ in model.named_parameters()}
     program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
     program.values |= program.given
     return program
@@ -228,16 +244,10 @@ def float64_defaults() -> Iterator[None]:
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
     """Within the context, fused attention and fused layers run in their parts."""
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextlib.contextmanager
@@ -256,13 +266,11 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 def exact_mode() -> Any:
     """Return a context in which casts between floats are followed as float64."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    return dispatched(_executed_exactly)
 
-    class Exact(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs or {}), _exact), None)
 
-    return Exact()  # type: ignore[no-untyped-call]
+def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
@@ -330,14 +338,15 @@ class _Recorder:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation, and add it as a step."""
-        inputs = tuple(dict.fromkeys(self.index_of(each) for each in _tensors((args, kwargs))))
+        inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
         refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
-        result = executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
-        written = _written(func, args, kwargs)
+        result = _executed_exactly(func, args, kwargs)
+        _, into = given_and_written(func, args, kwargs)
+        written = next(iter(into), None)
         number = len(self.program.steps)
         aliases: tuple[int, ...] = ()
         if written is None:
-            outputs = tuple(self._made(each) for each in _tensors(result))
+            outputs = tuple(self._made(each) for each in tensors_in(result))
             at = -1
         else:
             at = self.indices[id(written)]
@@ -380,38 +389,13 @@ class _Recorder:
         return (key, str(func), order), tuple(own or lines)
 
 
-def _mode(recorder: _Recorder) -> Any:
-    """The context in which a recorder runs all operations."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return recorder.run(func, args, kwargs or {})
-
-    return Mode()  # type: ignore[no-untyped-call]
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The tensor that an operation writes into; None if it writes nothing."""
-    if not func._schema.is_mutable:
-        return None
-    declared = func._schema.arguments
-    given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
-    return next(
-        (given[each.name] for each in declared if each.alias_info and each.alias_info.is_write and each.name in given),
-        None,
-    )
-
-
 def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:
     named = {id(value): name for name, value in inputs.items()}
-    for kind in ("named_buffers", "named_parameters"):
-        named |= {id(tensor): name for name, tensor in getattr(model, kind, lambda: ())()}
-    return named
+    return named | {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
 
 
 def _module_names(model: Any) -> dict[int, str]:
-    return {id(module): name for name, module in getattr(model, "named_modules", lambda: ())()}
+    return {id(module): name for name, module in model.named_modules()}
 
 
 def _exact(item: Any) -> Any:
@@ -423,8 +407,7 @@ def _exact(item: Any) -> Any:
 
 def _files_of(model: Any) -> set[str]:
     """The files of the classes of modules with parameters; the lines of others are their callers'."""
-    modules = getattr(model, "modules", lambda: ())()
-    kinds = {type(module) for module in modules if next(module.parameters(), None) is not None}
+    kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
     owners = [sys.modules.get(kind.__module__) for kind in kinds]
     return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a notebook has none
 
@@ -436,19 +419,6 @@ def _memory(tensor: Any) -> int:
 def _in(given: Values, precision: Any) -> Values:
     """The tensors in another precision; whole numbers stay."""
     return {index: tensor.to(precision) if tensor.is_floating_point() else tensor for index, tensor in given.items()}
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

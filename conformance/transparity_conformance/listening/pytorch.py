@@ -13,7 +13,7 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,30 @@ def listening(record: Record) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(_listener(record))
+        stack.enter_context(without_fast_path())
+        stack.enter_context(dispatched(functools.partial(recorded, record)))
         yield
     record.settle_awaited(_numbers)
 
 
-def _listener(record: Record) -> Any:
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Run the layers of `nn.Transformer` in their parts within the context."""
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Any:
+    """Return a context in which `run(func, args, kwargs)` runs every operation of PyTorch."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Listener(TorchDispatchMode):
+    class Mode(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
 
@@ -60,15 +73,15 @@ def _listener(record: Record) -> Any:
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return recorded(record, func, args, kwargs or {})
+            return run(func, args, kwargs or {})
 
-    return Listener()
+    return Mode()
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation, record what it computes, and return its result."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
-    given, written = _given(func, args, kwargs)
+    given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
     returns_given = any(returned.alias_info is not None for returned in func._schema.returns)
     views = {place.owner for place in read} if returns_given and not func._schema.is_mutable else set()
@@ -97,8 +110,8 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
     return result
 
 
-def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """The arguments of an operation by name, and those into which it writes."""
+def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the arguments of an operation by name, and those into which it writes."""
     declared = func._schema.arguments
     given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     written = [
@@ -109,21 +122,21 @@ def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[d
     return given, written
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    """The tensors in an argument or a result."""
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Yield the tensors in an argument or a result."""
     import torch
 
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _regions(value: Any) -> list[Region]:
-    return [place for place in map(_region, _tensors(value)) if place is not None]
+    return [place for place in map(_region, tensors_in(value)) if place is not None]
 
 
 def _region(tensor: Any) -> Region | None:

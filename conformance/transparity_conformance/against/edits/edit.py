@@ -154,7 +154,7 @@ def common_line(steps: Sequence[Step]) -> Source | None:
 
 def line_of(step: Step) -> str:
     """Return the innermost line that runs a step, as code."""
-    return step.stack[0].code if step.stack else step.name
+    return step.source.code if step.source else step.name
 
 
 def result_of(step: Step) -> str:

@@ -137,6 +137,15 @@ def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
     report = against_theirs(tmp_path, THEIRS.replace("x + self.down(h)", "x + self.down(h).cumsum(1) * x.sin()"))
     assert report.verdict == "diverges"
     assert any(not fault.causes for fault in report.faults)
+    assert not any("explained if" in note or "gives the port's answers" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("shape", ["[:, :-1]", "[:0]", "[0, 0, 0]"])
+def test_an_answer_of_another_shape_diverges(shape: str, tmp_path: Path) -> None:
+    answer = "self.norm(x) @ self.embedding.weight.T"
+    report = against_theirs(tmp_path, THEIRS.replace(answer, f"({answer}){shape}"))
+    assert report.verdict == "diverges"
+    assert report.as_dict()["faults"][0]["error"] == "inf"
 
 
 def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ WRONG = 1e-4
 RIGHT = 1e-5
 """Largest difference of a right twin, relative to the largest logit."""
 CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-"""What a port raises that does not run."""
+"""Exceptions of a mutant that fails to run."""
 TOGETHER = 12
 """Lines that the twin with many rewrites changes, at most."""
 

@@ -1,4 +1,4 @@
-"""What the expressions of a port are when it runs: tensors, numbers and modules, by their place in the text."""
+"""The tensors, numbers and modules that the expressions of a port evaluate to, by their place in the text."""
 
 from __future__ import annotations
 

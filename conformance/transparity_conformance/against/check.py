@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.compare import Outcome, Parting, compared
+from transparity_conformance.against.compare import compared
 from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.listening.operation import Source
+from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.coverage import Coverage
-from transparity_conformance.report.report import Cause, Divergence, Measured, Report
+from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import called_by_its_names, required_arguments
 from transparity_conformance.running.loading import UsageError, load_port
 from transparity_conformance.running.process.isolation import isolated_build
@@ -34,7 +34,7 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Request:
-    """What `check --against` is asked."""
+    """The options of `check --against`."""
 
     port: str
     against: str
@@ -53,13 +53,9 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         contextlib.closing(isolated_build(asked.port, asked.timeout)) as build,
         _opened(asked) as (reference, folder),
     ):
-        is_loader = required_arguments(signature_of(build)) == 1
-        if is_loader and folder is None:
-            raise UsageError(
-                f"{asked.port} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER."
-            )
+        given = _given_to(build, asked.port, folder)
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        forward = build.model(str(folder), None) if is_loader else build.model(None, reference.weights)
+        forward = build.model(given[0]) if given else build.model(None, reference.weights)
         return _report(reference, forward, probes, asked.port, asked.budget, progress)
 
 
@@ -74,14 +70,10 @@ def compare_modules(
     progress: Progress | None = None,
 ) -> Report:
     """Check a module or a function in this process against a PyTorch module, which has the same weights."""
-    reference = Reference(_name_of(against), against, dtype)
+    reference = Reference(type(against).__qualname__, against, dtype)
     probes = probes_of(against) if inputs is None else named_inputs(inputs, "the call")
     forward = call_port(called_by_its_names, port)
     return _report(reference, forward, probes, name, budget, progress or ignore_progress)
-
-
-def _name_of(module: Any) -> str:
-    return type(module).__qualname__
 
 
 @contextlib.contextmanager
@@ -144,16 +136,22 @@ def from_transformers(folder: Path | None) -> Any:
     return model
 
 
+def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[str]:
+    """The folder for a loader; nothing for what makes a module."""
+    if required_arguments(signature_of(make)) != 1:
+        return []
+    if folder is None:
+        raise UsageError(f"{spec} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER.")
+    return [str(folder)]
+
+
 def _from_file(spec: str, folder: Path | None) -> Any:
     """The module that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     make = load_port(spec)
-    count = required_arguments(signature_of(make))
-    if count == 1 and folder is None:
-        raise UsageError(f"{spec} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER.")
     torch.manual_seed(0)
-    model = call_port(make, *([str(folder)] if count == 1 else []))
+    model = call_port(make, *_given_to(make, spec, folder))
     if not isinstance(model, torch.nn.Module):
         raise TransparityError(f"{spec} made {shown(model)}; expected a PyTorch module as the reference.")
     return model.float()
@@ -176,16 +174,15 @@ def _report(
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]
     is_judged = all(math.isfinite(each.budget) for each in outcome.answers) and bool(outcome.answers)
-    faults = _divergences(outcome) if outcome.wrong else ()
     verdict = "diverges" if outcome.wrong and is_judged else "agrees" if is_judged else "inconclusive"
     return Report(
         preset=reference.name,
         verdict=verdict,  # type: ignore[arg-type]
-        first_divergence=faults[0].where if faults else None,
-        faults=tuple(faults),
+        first_divergence=outcome.faults[0].where if outcome.faults else None,
+        faults=tuple(outcome.faults),
         measured=tuple(measured),
         not_compared=tuple(left_out),
-        notes=tuple(_notes(outcome)),
+        notes=tuple(outcome.notes),
         dtype=reference.dtype,
         port=name,
         coverage=_coverage(given),
@@ -193,8 +190,6 @@ def _report(
 
 
 def _answered(forward: Callable[..., Any], inputs: Inputs) -> np.ndarray:
-    from transparity_conformance.report.comparison import as_numbers
-
     answer = call_port(as_numbers, call_port(forward, **inputs))
     if answer.dtype.kind not in "fiu":
         raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
@@ -202,8 +197,6 @@ def _answered(forward: Callable[..., Any], inputs: Inputs) -> np.ndarray:
 
 
 def _listened(forward: Callable[..., Any], inputs: Inputs) -> Any:
-    from transparity_conformance.report.comparison import as_numbers
-
     if isinstance(forward, RemotePort):
         answer, operations = forward.listened("", whole_numbers=True, **inputs)
     else:
@@ -211,45 +204,10 @@ def _listened(forward: Callable[..., Any], inputs: Inputs) -> Any:
     return np.asarray(as_numbers(answer), np.float64), operations
 
 
-def _divergences(outcome: Outcome) -> list[Divergence]:
-    worst = max(outcome.wrong, key=lambda each: each.error / each.budget if each.budget else math.inf)
-    if not outcome.partings:
-        return [Divergence("answer", worst.error, worst.budget, probe=worst.probe)]
-    return [_divergence(each, outcome, worst.probe, worst.error, worst.budget) for each in outcome.partings]
-
-
-def _divergence(parting: Parting, outcome: Outcome, probe: str, error: float, budget: float) -> Divergence:
-    causes = [Cause(parting.kind, f"your port {says}", None, outcome.residual, 1.0) for says in (parting.says,) if says]
-    return Divergence(
-        parting.module or "answer",
-        error,
-        budget,
-        tuple(causes),
-        probe=probe,
-        source=_as_dict(parting.source),
-        reference_source=_as_dict(parting.reference_source),
-    )
-
-
-def _as_dict(source: Source | None) -> Mapping[str, Any] | None:
-    return None if source is None else {"file": source.file, "line": source.line, "code": source.code}
-
-
-def _notes(outcome: Outcome) -> Iterator[str]:
-    yield from outcome.notes
-    for each in outcome.partings:
-        if each.others:
-            yield f"{each.module or 'answer'}: equally well explained if the port {'; or '.join(each.others[:3])}"
-    if outcome.partings and all(each.says for each in outcome.partings):
-        yield f"the edited reference gives the port's answers on {', '.join(outcome.confirmed)}"
-
-
 def _coverage(probes: Mapping[str, Inputs]) -> Coverage:
     whole = [
         each for inputs in probes.values() for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2
     ]
-    lengths, batches = (
-        {each.shape[1] for each in whole},
-        {next(iter(each.values())).shape[0] for each in probes.values()},
-    )
+    lengths = {each.shape[1] for each in whole}
+    batches = {next(iter(each.values())).shape[0] for each in probes.values()}
     return Coverage(lengths=tuple(sorted(lengths)), batches=tuple(sorted(batches)))

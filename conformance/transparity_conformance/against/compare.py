@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from transparity_conformance.against.search import EditSearch
 from transparity_conformance.against.values import agreeing, shares
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Change, Program
-from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.comparison import difference, share
+from transparity_conformance.report.report import Cause, Divergence
 
 MOST_DEPARTURES = 12
 """Places that are told in one run."""
@@ -44,6 +44,8 @@ class Answer:
     """The port's answer."""
     changed: int
     """Numbers of the answer beyond the budget."""
+    size: int
+    """Numbers of the reference's answer."""
 
     @property
     def agrees(self) -> bool:
@@ -56,36 +58,18 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Parting:
-    """One departure, with the lines of both, and what explains it on every probe that was tried."""
-
-    source: Source | None
-    reference_source: Source | None
-    module: str
-    says: str
-    """The difference in words; empty if nothing explains it."""
-    kind: str = ""
-    others: Sequence[str] = ()
-    places: int = 0
-    """The steps of the reference that were edited."""
-
-
-@dataclass(frozen=True, eq=False)
 class Outcome:
     """The comparison of a port with a reference."""
 
     answers: Sequence[Answer]
-    partings: Sequence[Parting] = ()
-    residual: float = float("nan")
-    """The largest difference between the answers with all edits in the reference."""
-    confirmed: Sequence[str] = ()
-    """The probes on which the edited reference gives the port's answer."""
-    notes: Sequence[str] = field(default=())
+    faults: Sequence[Divergence] = ()
+    """The departures, each with both lines and with the edit that explains it."""
+    notes: Sequence[str] = ()
 
     @property
     def is_explained(self) -> bool:
-        """Whether edits explain all that differs."""
-        return bool(self.partings) and all(each.says for each in self.partings)
+        """Whether edits explain all differences."""
+        return bool(self.faults) and all(each.causes for each in self.faults)
 
     @property
     def wrong(self) -> list[Answer]:
@@ -113,10 +97,11 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     expected, budget = reference.answer(inputs)
     actual = np.asarray(port(inputs), np.float64)
     if actual.shape != expected.shape:
-        return Answer(name, inputs, math.inf, budget, actual, expected.size)
+        return Answer(name, inputs, math.inf, budget, actual, expected.size, expected.size)
     kept = reference.kept(inputs, expected.shape)
     pair = (actual, expected) if kept is None else (actual[kept], expected[kept])
-    return Answer(name, inputs, difference(*pair), budget, actual, int((np.abs(pair[0] - pair[1]) > budget).sum()))
+    changed = int((np.abs(pair[0] - pair[1]) > budget).sum())
+    return Answer(name, inputs, difference(*pair), budget, actual, changed, expected.size)
 
 
 def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
@@ -124,7 +109,7 @@ def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Cl
     chosen, found = _most_telling(outcome.wrong), outcome
     answer, operations = listen(chosen.inputs)
     recorded = Recorded(operations, np.asarray(answer, np.float64))
-    others = [OtherCall(reference, listen, each) for each in _confirming(outcome.answers, chosen)]
+    others = [OtherCall(reference, listen, each) for each in outcome.answers if each is not chosen]
     for experts in reference.experts:
         progress(f"looking for what explains {chosen.probe}", 0, 1)
         program, main = reference.program(chosen.inputs, experts), reference.main(chosen.inputs)
@@ -142,21 +127,45 @@ def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Cl
 def _outcome(
     departures: Departures, others: Sequence[OtherCall], chosen: Answer, outcome: Outcome, clock: Clock
 ) -> Outcome:
-    found, now, failing = _confirmed(departures, others, clock)
+    found, now = _confirmed(departures, others, clock)
     if not now.agrees:  # an edit is a cause only if all of them together give the port's answer
-        found = [dataclasses.replace(each, edit=None) for each in found]
-    return dataclasses.replace(
-        outcome,
-        partings=[_parting(departures, each) for each in found],
-        residual=departures.comparer.residual(now),
-        confirmed=[chosen.probe, *(each.answer.probe for each in others if each not in failing)],
+        found = list(map(_without_edit, found))
+    residual = departures.comparer.residual(now)
+    worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
+    faults = [_divergence(departures, each, residual, worst) for each in found]
+    unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe)
+    outcome = dataclasses.replace(outcome, faults=faults or [unlocated])
+    if not outcome.is_explained:
+        return outcome
+    probes = ", ".join(each.probe for each in (chosen, *(other.answer for other in others)))
+    confirmed = f"the edited reference gives the port's answers on {probes}"
+    return dataclasses.replace(outcome, notes=[*_other_explanations(found), confirmed])
+
+
+def _without_edit(departure: Departure) -> Departure:
+    return dataclasses.replace(departure, edit=None, others=())
+
+
+def _other_explanations(found: Sequence[Departure]) -> Iterator[str]:
+    for each in found:
+        if each.others:
+            says = "; or ".join(other.edit.says for other in each.others[:3])
+            yield f"{each.step.module or 'answer'}: equally well explained if the port {says}"
+
+
+def _divergence(departures: Departures, departure: Departure, residual: float, worst: Answer) -> Divergence:
+    edit = departure.edit
+    causes = () if edit is None else (Cause(edit.kind, f"your port {edit.says}", None, residual, 1.0),)
+    lines = departures.port_line(departure), departures.reference_line(departure)
+    source, theirs = (None if line is None else dataclasses.asdict(line) for line in lines)
+    where = departure.step.module or "answer"
+    return Divergence(
+        where, worst.error, worst.budget, causes, probe=worst.probe, source=source, reference_source=theirs
     )
 
 
-def _confirmed(
-    departures: Departures, others: Sequence[OtherCall], clock: Clock
-) -> tuple[list[Departure], Comparison, list[OtherCall]]:
-    """Find departures whose edits give the port's answer on other calls, too: on one alone it may be luck."""
+def _confirmed(departures: Departures, others: Sequence[OtherCall], clock: Clock) -> tuple[list[Departure], Comparison]:
+    """Find departures whose edits give the port's answer on all calls: on one alone it may be luck."""
     while True:
         found, now = departures.found(MOST_DEPARTURES)
         tried, failing = found, _failing(departures, found, others)
@@ -164,10 +173,10 @@ def _confirmed(
             tried = replaced
             failing = _failing(departures, tried, others)
         if not failing:
-            return tried, now if tried is found else _run_again(departures, tried, now), []
+            return tried, now if tried is found else _run_again(departures, tried, now)
         doubtful = max((each for each in found if each.edit), key=_rank)
         if clock.left <= 0:
-            return [dataclasses.replace(each, edit=None) for each in found], now, failing
+            return list(map(_without_edit, found)), now
         assert doubtful.edit is not None
         departures.search.refuse(doubtful.step, doubtful.edit)
         for other in doubtful.others:
@@ -183,20 +192,11 @@ def _rank(departure: Departure) -> int:
 
 
 def _failing(departures: Departures, found: Sequence[Departure], others: Sequence[OtherCall]) -> list[OtherCall]:
-    """The calls on which the edits do not give the port's answer; none where a departure has no edit."""
-    if any(each.edit is None for each in found):
+    """The calls on which the edits do not give the port's answer; none where nothing was found, or a departure has no
+    edit."""
+    if not found or any(each.edit is None for each in found):
         return []
     return [each for each in others if not each.is_explained(departures.comparer, found)]
-
-
-def _confirming(answers: Sequence[Answer], chosen: Answer) -> list[Answer]:
-    """The probes for confirmation: those of other shapes first."""
-    rest = [each for each in answers if each is not chosen]
-    return sorted(rest, key=lambda each: (each.agrees, each.actual.size == chosen.actual.size))[:CONFIRMED_ON]
-
-
-CONFIRMED_ON = 3
-"""Further probes on which edits are confirmed."""
 
 
 def _most_telling(wrong: Sequence[Answer]) -> Answer:
@@ -205,7 +205,7 @@ def _most_telling(wrong: Sequence[Answer]) -> Answer:
 
     def key(each: Answer) -> tuple[Any, ...]:
         is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
-        return not is_single, not each.is_padded, round(each.changed / each.actual.size, 1), -each.actual.size
+        return not is_single, not each.is_padded, round(each.changed / each.size, 1), -each.size
 
     return max(wrong, key=key)
 
@@ -240,10 +240,12 @@ class OtherCall:
             changes |= changes_at(each.edit, _same_steps(comparer.program, each.steps, program), program, flow)
         try:
             given = program.run(changes)[program.answer]
-            share = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
+            within = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
             actual, kept = self.answer.actual, self.reference.kept(self.answer.inputs, given.shape)
-            measured = (shares(program, self.reference.dtype, changes)[program.answer] for _ in range(1))
-            return any(agreeing(given, actual, within, kept) for within in itertools.chain([share], measured))
+            if agreeing(given, actual, within, kept):
+                return True
+            measured = shares(program, self.reference.dtype, changes)
+            return agreeing(given, actual, measured[program.answer], kept)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return False
 
@@ -264,16 +266,3 @@ def _with_another(found: Sequence[Departure]) -> list[Departure] | None:
         if each.others:
             return [*found[:place], each.with_other(0), *found[place + 1 :]]
     return None
-
-
-def _parting(departures: Departures, departure: Departure) -> Parting:
-    edit = departure.edit
-    return Parting(
-        departures.port_line(departure),
-        departures.reference_line(departure),
-        departure.step.module,
-        edit.says if edit else "",
-        edit.kind if edit else "",
-        [each.edit.says for each in departure.others],
-        len(departure.steps),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Comparison:
     agrees: bool
     """Whether the answers are equal."""
     shares: Mapping[int, float]
-    """What rounding explains of each value of this run."""
+    """The tolerance of each value of this run, relative to its largest number."""
 
 
 class Comparer:
@@ -48,14 +49,15 @@ class Comparer:
     def relevant(self) -> frozenset[int]:
         """The steps that the answer is computed from."""
         program = self.program
-        return ancestors(program.maker[program.answer], program.makers)
+        made = program.answer in program.maker  # a model may return what it was given
+        return ancestors(program.maker[program.answer], program.makers) if made else frozenset()
 
     def at(self, number: int) -> At:
         """Return a step as a place for edits."""
         return At(self.program, self.flow, self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return the changes before, and those of an edit at some steps."""
+        """Return the changes of an edit at some steps, together with earlier changes."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow)}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -74,8 +76,10 @@ class Comparer:
         return agreeing(values[self.program.answer], self.port.answer, within[self.program.answer], self.kept)
 
     def residual(self, now: Comparison) -> float:
-        """Return the largest difference between the port's answer and that of a run."""
+        """Return the largest difference between the answers of the port and of a run."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
+        if ours.shape != theirs.shape:
+            return math.inf
         return difference(*((ours, theirs) if self.kept is None else (ours[self.kept], theirs[self.kept])))
 
     def tried(self, changes: Mapping[int, Change], within: Mapping[int, float]) -> Comparison | None:

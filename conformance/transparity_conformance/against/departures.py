@@ -30,7 +30,7 @@ class Departure:
     step: Step
     """The reference's step that was edited, or has no counterpart."""
     edit: Edit | None
-    """What makes the reference give the port's numbers; None: nothing was found."""
+    """The edit that gives the port's numbers; None if none was found."""
     steps: Sequence[int] = ()
     """The steps that were edited: one for each layer."""
     others: Sequence[Explanation] = ()
@@ -53,7 +53,7 @@ class Departures:
         self.comparer, self.search = comparer, search
 
     def found(self, most: int) -> tuple[list[Departure], Comparison]:
-        """Return at most so many departures, and the comparison behind them."""
+        """Return at most `most` departures, and the last comparison."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         while not now.agrees and len(found) < most:

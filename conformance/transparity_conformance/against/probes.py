@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,8 @@ import numpy as np
 
 from transparity.errors import TransparityError, shown
 from transparity_conformance.against.reference import Inputs
+from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """Lengths and batches: around powers of two, and beyond the windows of small models."""
@@ -56,16 +57,9 @@ def _padded(inputs: Inputs, side: str) -> Inputs:
 
 def read_inputs(path: Path) -> dict[str, Inputs]:
     """Return the inputs in a Python file: `inputs`, a list of dicts of arrays, or a function that returns one."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise TransparityError(f"There is no file {path}; expected a Python file with `inputs`, a list of dicts.")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        found = getattr(module, "inputs", None)
-        found = found() if callable(found) else found
-    except Exception as error:
-        raise TransparityError(f"{path} cannot be run: {type(error).__name__}: {error}.") from error
+    found = getattr(load_file(path), "inputs", None)
+    if callable(found):
+        found = call_port(found)
     return named_inputs(found, str(path))
 
 

@@ -20,7 +20,7 @@ from transparity_conformance.listening.program import (
     record_program,
 )
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
-from transparity_conformance.running.inputs import answer_in
+from transparity_conformance.running.inputs import answer_in, arrays
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -67,7 +67,7 @@ class Reference:
             with exactly():
                 exact = self._called(point, inputs)
             apart = np.abs(exact - self._called(rounded, inputs))
-            noise = max(noise, float((apart if kept is None else apart[kept]).max()))
+            noise = float(np.maximum(noise, (apart if kept is None else apart[kept]).max()))  # keeps NaN
         return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(counted).max()))
 
     def _called(self, model: Any, inputs: Inputs) -> np.ndarray:
@@ -79,18 +79,12 @@ class Reference:
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
         """Return the arguments of a call."""
-        import torch
-
-        dtype = next((each.dtype for each in model.parameters()), torch.get_default_dtype())
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
-        given: dict[str, Any] = {
-            name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()
-        }
-        return given | self._settings
+        array, _ = arrays(model, "torch")
+        return {name: array(value) for name, value in inputs.items()} | self._settings
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Without a cache, the steps of a program are those of the formula."""
+        """Return the arguments that turn the cache off: it adds steps."""
         takes = inspect.signature(self.model.forward).parameters
         return {"use_cache": False} if "use_cache" in takes else {}
 
@@ -108,7 +102,7 @@ class Reference:
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return which numbers of an answer count: those of tokens that are no padding; None for all."""
+        """Return a mask of the numbers to compare, which leaves padding out; None compares all."""
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
         mask = next((mask for mask in masks if mask.shape == tuple(shape[:2]) and not mask.all()), None)
         if mask is None:

@@ -39,7 +39,7 @@ def load_port(spec: str) -> Callable[..., Any]:
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise LoadError(f"The port is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    module = load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     build = _attribute(module, where, name)
     if not callable(build):
         raise LoadError(f"{name!r} of {where} is {shown(build)}; expected a function {name}(config, parameters).")
@@ -59,7 +59,8 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
         raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 
 
-def _load_file(path: Path) -> ModuleType:
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file; raises `LoadError` if there is none, or it cannot be imported."""
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file with the port in it.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:

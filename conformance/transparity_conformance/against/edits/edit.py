@@ -29,7 +29,7 @@ class At:
 
     @property
     def value(self) -> Any:
-        """What the step makes; None if it makes nothing."""
+        """The result of the step; None if it has none."""
         return self.program.values.get(self.step.output)
 
     @property
@@ -85,7 +85,7 @@ class Edit:
 
     kind: str
     says: str
-    """What the port does, without the subject."""
+    """The difference in words, after "your port"."""
     make: Make = field(repr=False)
     """Return the change at a step of the site; None where it does not apply."""
     rank: int = 0
@@ -104,7 +104,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Context:
-    """What edits are made for."""
+    """The numbers that edits may try."""
 
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""

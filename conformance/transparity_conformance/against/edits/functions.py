@@ -80,7 +80,7 @@ def activations() -> dict[str, Function]:
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    """Return the norms of models; with PyTorch's default epsilon, and with those of the configuration."""
+    """Return common norms, each with several epsilons."""
     found: dict[str, Function] = {
         "no norm": lambda x: x,
         "the root mean square": _rms,

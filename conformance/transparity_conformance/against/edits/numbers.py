@@ -52,7 +52,7 @@ def _other_whole(old: int, at: At, context: Context) -> Sequence[int]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Numbers that are made of the old one, or of sizes; known ones, and those of the configuration."""
+    """Numbers derived from the old one, from sizes and from the configuration, and common constants."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)

@@ -1,4 +1,4 @@
-"""Parameters and constants used in another way, or those of another module."""
+"""Edits of parameters: another use, or the parameters of another module."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 """The weight and the bias of a layer norm."""
 
 DEFAULT_EPSILON = 1e-5
-"""That of PyTorch's layer norm."""
+"""PyTorch's default for `layer_norm`."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of a module beside, or those of a layer norm in another way."""
+    """Yield edits that take a sibling module's parameters, or change how a layer norm uses its own."""
     own = {place: _given(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
         return
     module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
     for other in _modules_beside(at.program, module):
-        says = f"uses the parameters of {other} for those of {module} in `{at.line}`"
+        says = f"uses the parameters of {other} for {module} in `{at.line}`"
         names = module.rpartition(".")[2], other.rpartition(".")[2]
         yield Edit("parameter", says, functools.partial(_of_module, places=sorted(own), names=names), rank=2)
     for says, change in NORMS.items() if short(at.step) == "native_layer_norm" else ():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import TransparityError, UsageError, shown
 from transparity_conformance.against.compare import compared
 from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
@@ -24,7 +24,7 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import called_by_its_names, required_arguments
-from transparity_conformance.running.loading import UsageError, load_port
+from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import RemotePort, listen_once
 

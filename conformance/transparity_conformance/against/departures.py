@@ -13,9 +13,9 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import Edit
 from transparity_conformance.against.search import EditSearch, Explanation
-from transparity_conformance.against.values import HUGE
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Step
+from transparity_conformance.matching.values import HUGE
 
 CONTINUATIONS = 4
 """Layouts in which the reference is continued from a value of the port, the likeliest first. A bound on time alone."""

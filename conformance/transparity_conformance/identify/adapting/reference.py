@@ -11,7 +11,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, walk
-from transparity_conformance.identify.alignment.values.candidates import PortValues
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.running.adapters.notation import LAYER
@@ -40,7 +40,7 @@ class Reference:
         candidates: every value that the port computed from them.
     """
 
-    def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: PortValues) -> None:
+    def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
         self.config, self.inputs, self.candidates = config, inputs, candidates
         self.shapes = parameter_shapes(config)
         self.known: Arrays = {

@@ -19,7 +19,7 @@ from transparity_conformance.capabilities.port_calls import PortError, PortProce
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.further import further_on
+from transparity_conformance.identify.alignment.further import further_on_probes
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.identify.alignment.values.loops import without_loops
 from transparity_conformance.listening.operation import Operation
@@ -180,7 +180,7 @@ def _heard(
         return {key: call.taps for key, call in read_by(plan).items()}
 
     with contextlib.suppress(OutOfTime):
-        plan = further_on(plan, row, every, taps_by, dtype, clock)
+        plan = further_on_probes(plan, row, every, taps_by, dtype, clock)
     return RecordedPort(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
 
 

@@ -14,8 +14,8 @@ from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.identify.alignment.lines.source import caller, operation_of
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
 from transparity_conformance.listening.operation import Source
+from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe

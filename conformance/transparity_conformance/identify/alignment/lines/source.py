@@ -12,8 +12,8 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.flow import flow_of
 from transparity_conformance.identify.alignment.intermediate import intermediates, tables
-from transparity_conformance.identify.alignment.values.layout import layouts
 from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.matching.layout import layouts
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 

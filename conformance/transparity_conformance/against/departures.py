@@ -169,11 +169,9 @@ class Departures:
 
     def port_line(self, departure: Departure) -> Source | None:
         """Return the innermost line of the port's operation that runs none which has a counterpart."""
-        operations, operation = self.comparer.port.operations, self.comparer.port.operations[departure.operation]
-        alike = [operations[i] for i in departure.matched if operations[i].name == operation.name]
-        alike = [each for each in alike if each.stack[:1] == operation.stack[:1]]
-        lines = (line for line in operation.stack if not any(line in each.stack for each in alike))
-        return next(lines, operation.source)
+        operations = self.comparer.port.operations
+        operation, others = operations[departure.operation], (operations[i] for i in departure.matched)
+        return operation.line_apart(each for each in others if each.name == operation.name)
 
 
 MOST_AXES = 5

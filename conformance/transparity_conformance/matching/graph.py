@@ -29,7 +29,7 @@ def leading_nowhere(
     """Return the nodes, numbered in the order of a run, that are no goal and from which no reader leads to one."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
-        if is_goal(node) or not leading.isdisjoint(readers(node)):
+        if not leading.isdisjoint(readers(node)) or is_goal(node):
             leading.add(node)
     return set(nodes) - leading
 

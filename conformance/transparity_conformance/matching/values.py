@@ -39,6 +39,11 @@ def numbers_of(value: Any) -> np.ndarray | None:
     return value.detach().to(torch.float64).reshape(-1).numpy()
 
 
+def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays have exactly the same numbers, in any order."""
+    return one.size == other.size and np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
+
+
 class Known:
     """Fingerprints that others are looked up among."""
 

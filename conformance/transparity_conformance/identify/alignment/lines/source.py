@@ -16,6 +16,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
 from transparity_conformance.matching.layout import layouts
 from transparity_conformance.matching.recorded import is_near
+from transparity_conformance.matching.values import same_numbers
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
@@ -74,7 +75,7 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
             continue
-        if not _is_same(operations, index, end):
+        if not same_numbers(operations[index].value, operations[end].value):
             return index if operations[index].stack else end
         same.add(index)
     return end
@@ -82,14 +83,9 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
     """Return whether the tap `where` has the numbers of one that it is made from."""
-    same = {tap for tap, index in numbers.items() if tap != where and _is_same(operations, index, numbers[where])}
+    ours = operations[numbers[where]].value
+    same = {tap for tap, index in numbers.items() if tap != where and same_numbers(operations[index].value, ours)}
     return bool(same and same & flow_of(probe).inputs[where])
-
-
-def _is_same(operations: Sequence[Operation], one: int, other: int) -> bool:
-    """Return whether two operations have the same numbers, as a view and what it shows."""
-    a, b = operations[one].value, operations[other].value
-    return a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:

@@ -51,10 +51,10 @@ class Recorded:
         return [*(each.inputs for each in self.operations), self.made_answer]
 
     @functools.cached_property
-    def keys(self) -> Sequence[Hashable]:
+    def keys(self) -> tuple[Hashable, ...]:
         """For each value, the name of the operation and its line: the same in every layer that the same code
         computes."""
-        return [*((each.name, each.source) for each in self.operations), "answer"]
+        return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:

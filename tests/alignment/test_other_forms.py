@@ -9,11 +9,11 @@ import pytest
 
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.lines.source import caller
-from transparity_conformance.identify.alignment.values.layout import layouts
+from transparity_conformance.identify.alignment.lines.source import behind_taps
 from transparity_conformance.identify.alignment.values.loops import without_loops
 from transparity_conformance.identify.alignment.values.masked import unmasked
 from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.matching.layout import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.wire import described, received
 
@@ -102,9 +102,10 @@ def shared(*callers: int) -> Operation:
 def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     operations = [shared(10, 20), shared(11, 20), shared(12, 20)]
     numbers = {f"tap{i}": i for i in range(3)}
-    assert caller(operations[1].stack, operations, numbers, ["tap0", "tap2"]).line == 11
+    right = behind_taps(operations, numbers, ["tap0", "tap2"])
+    assert getattr(operations[1].line_apart(right), "line", None) == 11
     # wrong wherever it runs: the line itself
-    assert caller(operations[1].stack, operations, numbers, []).line == 1
+    assert operations[1].line_apart([]) == operations[1].source
 
 
 def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:

@@ -6,6 +6,7 @@ What is rotated may be in another order of features, if queries and keys share i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch.nn.functional as F
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.identify.alignment.values.candidates import PortValues
-from transparity_conformance.identify.alignment.values.features import reordered
+from transparity_conformance.identify.alignment.features import reordered
+from transparity_conformance.identify.alignment.flow import Flow
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 
 Tensors = Mapping[str, torch.Tensor]
@@ -176,11 +179,13 @@ def test_queries_and_keys_are_found_in_one_order_of_features_alone(
     ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
     turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
     values = [turned[0].numpy(), turned[1].mT.numpy()]  # keys are often transposed for the product
-    candidates = PortValues(values, [(), ()], 4, 1e-4, ["query", "key"])
-    inputs = {"scope.scores": frozenset(SHAPES)}
-    matches = reordered(ours, candidates, (), inputs)
+    port = Recorded([Operation("aten.mm", value, (), ()) for value in values], np.zeros(1), 4)
+    flow = Flow({"scope.scores": frozenset(SHAPES)}, {})
+    found: Any = SimpleNamespace(ours=ours, port=port, flow=flow, matches={})
+    matches = reordered(found)
     assert set(matches) == (set(SHAPES) if is_one else set())
     for tap, match in matches.items():
         assert np.array_equal(match.layout.to_ours(values[match.index]), ours[tap])
         assert not match.layout.is_in_order
-    assert not reordered(ours, candidates, ("scope.key_rotated",), inputs), "keys that are in order need such queries"
+    found.matches = {"scope.key_rotated": None}
+    assert not reordered(found), "keys that are in order need such queries"

@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
 from transparity_conformance.cli import app
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
+from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import gap

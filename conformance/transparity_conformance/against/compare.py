@@ -14,14 +14,15 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
 from transparity_conformance.against.departures import Departure, Departures
 from transparity_conformance.against.flow import DataFlow
-from transparity_conformance.against.recorded import Recorded
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.rounding import shares
 from transparity_conformance.against.search import EditSearch
-from transparity_conformance.against.values import agreeing, shares
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Change, Program
+from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.matching.values import agreeing
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, Divergence
 

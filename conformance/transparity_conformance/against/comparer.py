@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.against.edits.edit import At, Edit
-from transparity_conformance.against.flow import DataFlow, ancestors, leading_nowhere
-from transparity_conformance.against.recorded import Recorded
-from transparity_conformance.against.values import Known, agreeing, fingerprint, shares
+from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.rounding import shares
 from transparity_conformance.listening.program import Change, Program, Values
+from transparity_conformance.matching.graph import ancestors, leading_nowhere
+from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.matching.values import Known, agreeing, fingerprint
 from transparity_conformance.report.comparison import difference
 
 
@@ -46,11 +48,11 @@ class Comparer:
         self._known = Known({index: port.prints[index] for index in port.relevant})
 
     @functools.cached_property
-    def relevant(self) -> frozenset[int]:
+    def relevant(self) -> Collection[int]:
         """The steps that the answer is computed from."""
         program = self.program
         made = program.answer in program.maker  # a model may return what it was given
-        return ancestors(program.maker[program.answer], program.makers) if made else frozenset()
+        return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int) -> At:
         """Return a step as a place for edits."""

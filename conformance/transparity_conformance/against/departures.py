@@ -13,9 +13,10 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import Edit
 from transparity_conformance.against.search import EditSearch, Explanation
-from transparity_conformance.against.values import HUGE
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Step
+from transparity_conformance.matching.layout import layouts
+from transparity_conformance.matching.values import HUGE
 
 CONTINUATIONS = 4
 """Layouts in which the reference is continued from a value of the port, the likeliest first. A bound on time alone."""
@@ -142,14 +143,12 @@ class Departures:
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
-        theirs = np.squeeze(self.comparer.port.operations[operation].value)
-        if ours is None or ours.numel() != theirs.size or not ours.is_floating_point() or theirs.ndim > MOST_AXES:
+        theirs = self.comparer.port.operations[operation].value
+        if ours is None or not ours.is_floating_point() or sum(size > 1 for size in ours.shape) > MOST_AXES:
             return None
-        flat, sizes, found = _plain(ours.numpy()), [size for size in ours.shape if size > 1], []
-        for axes in itertools.permutations(range(theirs.ndim)):
-            turned = np.transpose(theirs, axes)
-            if [size for size in turned.shape if size > 1] == sizes or turned.shape == tuple(ours.shape):
-                found.append((_likeness(flat, _plain(turned)), turned))
+        flat, shape = _plain(ours.numpy()), tuple(size for size in ours.shape if size > 1)
+        ways = [layout.to_ours(theirs) for layout in layouts(shape, theirs.shape, 1)]
+        found = [(_likeness(flat, _plain(way)), way) for way in ways]
         if not found:
             return None
         alike, turned = max(found, key=lambda each: each[0])
@@ -169,11 +168,9 @@ class Departures:
 
     def port_line(self, departure: Departure) -> Source | None:
         """Return the innermost line of the port's operation that runs none which has a counterpart."""
-        operations, operation = self.comparer.port.operations, self.comparer.port.operations[departure.operation]
-        alike = [operations[i] for i in departure.matched if operations[i].name == operation.name]
-        alike = [each for each in alike if each.stack[:1] == operation.stack[:1]]
-        lines = (line for line in operation.stack if not any(line in each.stack for each in alike))
-        return next(lines, operation.source)
+        operations = self.comparer.port.operations
+        operation, others = operations[departure.operation], (operations[i] for i in departure.matched)
+        return operation.line_apart(each for each in others if each.name == operation.name)
 
 
 MOST_AXES = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,25 +71,3 @@ class DataFlow:
         for step in self.between(start, end):
             step.run(now, None)
         return now[end]
-
-
-def ancestors(last: int, given: Callable[[int], Iterable[int]]) -> frozenset[int]:
-    """Return a node of a graph and all that it is made from; `given` yields what one node is made from."""
-    waiting, seen = [last], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting += given(node)
-    return frozenset(seen)
-
-
-def leading_nowhere(
-    nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
-) -> set[int]:
-    """Return the nodes, numbered in the order of a run, that are no goal and from which no reader leads to one."""
-    leading = set[int]()
-    for node in sorted(nodes, reverse=True):
-        if is_goal(node) or not leading.isdisjoint(readers(node)):
-            leading.add(node)
-    return set(nodes) - leading

@@ -15,9 +15,9 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, Context, Edit, short
 from transparity_conformance.against.edits.table import LATER, SIMPLE, Maker
-from transparity_conformance.against.values import Known, agreeing, fingerprint
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step
+from transparity_conformance.matching.values import Known, agreeing, fingerprint
 
 LAG = 2
 """How much nearer edits are tried that are fitted, or many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,3 +39,10 @@ class Operation:
     def source(self) -> Source | None:
         """The line that ran it."""
         return self.stack[0] if self.stack else None
+
+    def line_apart(self, others: Iterable[Operation]) -> Source | None:
+        """The innermost line that runs none of the `others` with the same source, which were right: wrong is what it
+        was given; its source if there is none."""
+        alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
+        elsewhere = {line for stack in alike for line in stack}
+        return next((line for line in self.stack if line not in elsewhere), self.source)

@@ -10,8 +10,8 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, as_shaped, result_of, short
-from transparity_conformance.against.values import fingerprint
 from transparity_conformance.listening.program import Change, Values
+from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}

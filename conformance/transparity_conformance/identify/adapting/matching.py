@@ -11,9 +11,8 @@ from transparity.config import TransformerConfig
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.identify.adapting.search import FoundAdapter, search
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, PortValues
 from transparity_conformance.identify.alignment.values.loops import without_loops
-from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.process.running import run_listening
@@ -63,11 +62,7 @@ def matched(
     taps, operations = run_listening(forward, probe)
     best: FoundAdapter | None = None
     for heard in (operations, without_loops(probe, operations)):
-        given = [*(each.value for each in heard), taps["logits"]]
-        made_from = [*(each.inputs for each in heard), ()]
-        tolerance = epsilon("float32") ** HALF_OF_THE_DIGITS
-        candidates = PortValues(given, made_from, config.num_heads, tolerance, [None] * len(given))
-        found = search(config, values, probe.inputs, candidates, clock)
+        found = search(config, values, probe.inputs, Recorded(heard, taps["logits"], config.num_heads), clock)
         best = found if best is None or len(found.lines) > len(best.lines) else best
         if found.lost_at is None or len(heard) < len(operations):
             break

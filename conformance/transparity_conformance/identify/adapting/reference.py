@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,24 +10,14 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible, walk
-from transparity_conformance.identify.alignment.values.candidates import PortValues
+from transparity_conformance.identify.alignment.heard import AlignedRow
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.running.adapters.notation import LAYER
 
 SCORES = ("scores", "weights", "scores in order")
 """How queries and keys are told: by scores and weights, for exchanged ones have the same scores with exchanged axes; by
 weights alone, for a port may shift its scores; by scores in the order of their axes, for its mask may be wrong."""
-
-
-class Trial(Probe):
-    """One row without padding, and parameters in float64, of which those that are not known yet are 0."""
-
-    keeps_exact = True
-
-    @functools.cached_property
-    def exact(self) -> Arrays:
-        return self.parameters
 
 
 class Reference:
@@ -40,7 +29,7 @@ class Reference:
         candidates: every value that the port computed from them.
     """
 
-    def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: PortValues) -> None:
+    def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
         self.config, self.inputs, self.candidates = config, inputs, candidates
         self.shapes = parameter_shapes(config)
         self.known: Arrays = {
@@ -52,7 +41,7 @@ class Reference:
 
     def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
         """The taps up to `tap`, with `values` among the parameters and `faults` beside the known ones."""
-        trial = Trial("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
+        trial = AlignedRow("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 

@@ -32,7 +32,7 @@ from transparity_conformance.identify.adapting.layouts import biases
 from transparity_conformance.identify.adapting.places import Place, places_of
 from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.identify.adapting.reference import SCORES, Reference
-from transparity_conformance.identify.alignment.values.candidates import PortValues
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, at_layer
 
@@ -55,7 +55,7 @@ class FoundAdapter:
 
 
 def search(
-    config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: PortValues, clock: Clock
+    config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
     """Match the tensors of a port with our parameters.
 
@@ -129,7 +129,7 @@ class _Seeker:
     """The port's tensors, and the reference with those that are known."""
 
     def __init__(
-        self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: PortValues, clock: Clock
+        self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Recorded, clock: Clock
     ) -> None:
         self.config, self.pool, self.clock = with_biases(config), pool, clock
         self.reference = Reference(self.config, inputs, candidates)

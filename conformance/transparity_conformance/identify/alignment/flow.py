@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
@@ -30,30 +29,6 @@ class Flow:
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
         return found
 
-    def leads_on(self, tap: str, index: int, candidates: PortValues, found: Mapping[str, Match]) -> bool:
-        """Return whether a value leads to nothing but what is made from `tap`, and is no other tap that is only moved;
-        of equal values one is on its way."""
-        return not any(
-            (name not in self.behind[tap] and candidates.leads_to(index, match.index))
-            or (candidates.leads_to(match.index, index) and candidates.has_numbers_of(index, match.index))
-            for name, match in found.items()
-        )
-
-    def admits(self, tap: str, index: int, candidates: PortValues, found: Mapping[str, Match]) -> bool:
-        """Return whether a value may be `tap`, given the values of those in front of it and behind it.
-
-        A fault may cut some of the ways between two taps; one of them has to be left on each side.
-        """
-        before = _known(tap, self.inputs, found)
-        behind = _known(tap, self.outputs, found)
-        is_fed = not before or any(candidates.leads_to(each, index) for each in before)
-        return is_fed and (not behind or any(candidates.leads_to(index, each) for each in behind))
-
-    def keeps_features(self, tap: str, match: Match, found: Mapping[str, Match]) -> bool:
-        """Return whether the features of a value are split as those of what it is made from, of the same shape."""
-        before = [found[name].layout for name in self.inputs[tap] if name in found]
-        return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
-
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
         """The taps that are made from `tap` without passing through one that was found."""
         reached: set[str] = set()
@@ -64,19 +39,11 @@ class Flow:
             waiting += [name for name in new if name not in found]
         return reached
 
-    def without_consequence(self, found: Collection[str], confirming: set[str]) -> list[str]:
+    def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
         """The taps that were not found, and from which no `confirming` one is made so, in order; experts that are
         chosen confirm nothing, as other numbers may lead to the same."""
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
-
-
-def _known(tap: str, next_to: Mapping[str, frozenset[str]], found: Mapping[str, Match]) -> set[int]:
-    """The operations of the found taps that are nearest to `tap` in one direction."""
-    known: set[int] = set()
-    for name in next_to[tap]:
-        known |= {found[name].index} if name in found else _known(name, next_to, found)
-    return known
 
 
 def flow_of(probe: Probe) -> Flow:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.align import recorded
 from transparity_conformance.identify.alignment.flow import Flow, flow_of
+from transparity_conformance.identify.alignment.found import Found
 from transparity_conformance.identify.alignment.known_faults import behind_faults
 from transparity_conformance.identify.alignment.plan import Plan, planned
-from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
+from transparity_conformance.matching.graph import ancestors
+from transparity_conformance.matching.recorded import Match
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -23,7 +24,7 @@ Taps = Mapping[str, Arrays]
 """The taps of a port by the probe."""
 
 
-def further_on(
+def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
     """The plan in which each tap is the value that the port goes on from, where that makes what follows right.
@@ -33,18 +34,18 @@ def further_on(
         read: the taps of the calls of `probes` by a plan.
         clock: the time that is left.
     """
-    wrong = wrong_taps(probes, read(plan), dtype)
+    wrong = _wrong_taps(probes, read(plan), dtype)
     flow = flow_of(row) if wrong else Flow({}, {})
     for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
-        for match in _later(plan, row, tap, flow, clock):
-            other = planned(plan.candidates, plan.keys, {**plan.matches, tap: match})
-            if not wrong_taps(probes, read(other), dtype) & flow.outputs[tap]:
+        for match in _later(Found(row, plan.port, flow, clock, plan.matches), tap):
+            other = planned(plan.port, {**plan.matches, tap: match})
+            if not _wrong_taps(probes, read(other), dtype) & flow.outputs[tap]:
                 plan = other
                 break
     return plan
 
 
-def wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str) -> set[str]:
+def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str) -> set[str]:
     """The taps that the reference makes otherwise from the port's own values, on some probe, by more than rounding."""
     wrong: set[str] = set()
     for key, shown in taps.items():
@@ -54,25 +55,12 @@ def wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str) -> set[str]:
     return wrong
 
 
-def _later(plan: Plan, row: Probe, tap: str, flow: Flow, clock: Clock) -> Iterator[Match]:
+def _later(found: Found, tap: str) -> Iterator[Match]:
     """Later values that are `tap` with a fault of the catalogue, and through which all goes that is made from it."""
-    candidates, early = plan.candidates, plan.matches[tap]
-    others = {name: match for name, match in plan.matches.items() if name != tap}
-    ends = [others[name].index for name in flow.outputs[tap] if name in others]
-    values = recorded(candidates, others)
-    faulty = behind_faults(row, values, candidates, others, tap, flow, clock, of_weights=False)
-    for match in faulty.values():
-        is_later = match.index != early.index and candidates.leads_to(early.index, match.index)
-        if ends and is_later and _is_passed(candidates, early.index, match.index, ends):
+    others, early = found.without([tap]), found.matches[tap]
+    ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
+    for match in behind_faults(others, tap, of_weights=False).values():
+        is_later = match.index != early.index and found.port.leads_to(early.index, match.index)
+        otherwise = ancestors({*ends} - {match.index}, found.port.inputs.__getitem__, {match.index})
+        if ends and is_later and early.index not in otherwise:
             yield dataclasses.replace(match, distance=early.distance)
-
-
-def _is_passed(candidates: PortValues, begin: int, through: int, ends: list[int]) -> bool:
-    """Return whether every way from an operation to the `ends` goes through another one."""
-    reached, waiting = set[int](), list(ends)
-    while waiting:
-        index = waiting.pop()
-        if index not in reached and index != through:
-            reached.add(index)
-            waiting += candidates.inputs[index]
-    return begin not in reached

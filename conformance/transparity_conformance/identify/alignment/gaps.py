@@ -1,4 +1,4 @@
-"""Taps between two faults, which no value tells: found by the flow of data alone.
+"""Taps between two faults, which no value tells: found by the flow of data, or by the code of another layer.
 
 A tap that is wrong itself, and whose next tap is made wrongly from it, equals nothing in the reference. But what it is
 made from and what is made from it are known: it is the last value of its size that depends on the one and leads to the
@@ -7,75 +7,64 @@ other.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.flow import Flow
-from transparity_conformance.identify.alignment.values.candidates import Match, PortValues
-from transparity_conformance.identify.alignment.values.layout import Layout, layouts
-from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.identify.alignment.found import Found, Matches
+from transparity_conformance.matching.graph import ancestors
+from transparity_conformance.matching.layout import Layout, layouts
+from transparity_conformance.matching.recorded import Match
+
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 
-def between(
-    probe: Probe, values: Arrays, candidates: PortValues, found: Mapping[str, Match], lost: Sequence[str], flow: Flow
-) -> dict[str, Match]:
-    """The `lost` taps that the flow of data tells, those nearest to what follows first.
-
-    Args:
-        values: the port's values at the taps that were `found`.
-    """
-    known = dict(found)
-    ours = walk(probe, values)
-    depends = {tap: flow.reached(tap, found) for tap in found}
+def between(found: Found, lost: Sequence[str]) -> Matches:
+    """The `lost` taps that the flow of data tells, those nearest to what follows first."""
+    known, port = found, found.port
+    depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
-        made_from = {known[name].index for name in found if tap in depends[name]}
-        index = _last(candidates, known, ours[tap].shape, made_from, flow, tap)
+        made_from = {known.index(name) for name in found.matches if tap in depends[name]}
+        shape = found.ours[tap].shape
+        index = _last(known, tap, shape, made_from)
         if index is not None:
-            fits = layouts(ours[tap].shape, candidates.values[index].shape, candidates.heads)
-            inputs = [known[name].layout for name in flow.inputs[tap] if name in known]
-            like = [layout for layout in inputs if layout.ours == ours[tap].shape]
+            fits = layouts(shape, port.values[index].shape, port.heads)
+            inputs = [known.matches[name].layout for name in found.flow.inputs[tap] if name in known.matches]
+            like = [layout for layout in inputs if layout.ours == shape]
             layout = _alike(fits, like[0]) if like else fits[0]
-            known[tap] = _first_of_same(ours[tap].shape, candidates, Match(index, layout or fits[0]))
-    return {tap: match for tap, match in known.items() if tap not in found}
+            known = known.adding({tap: _first_of_same(known, shape, Match(index, layout or fits[0]))})
+    return known.without(found.matches).matches
 
 
-def _last(
-    candidates: PortValues,
-    known: Mapping[str, Match],
-    shape: tuple[int, ...],
-    made_from: set[int],
-    flow: Flow,
-    tap: str,
-) -> int | None:
+def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
     """The last value with a layout of this shape that is made from the taps before `tap` and leads to those behind it,
     to each without passing through another one if there is such a value."""
-    if not made_from and flow.inputs[tap]:
+    if not made_from and known.flow.inputs[tap]:
         return None
-    flows = frontiers(candidates, known)
-    every = [match.index for match in known.values()]
-    behind = _leading_to(candidates, every, every)
-    ends = [known[name].index for name in flow.outputs[tap] if name in known]
+    flows, port = _frontiers(known), known.port
+    every = [match.index for match in known.matches.values()]
+    behind = _leading_to(known, every, every)
+    ends = [known.index(name) for name in known.flow.outputs[tap] if name in known.matches]
     fitting = [
         index
-        for index in reversed(candidates.by_size.get(math.prod(shape), []))
-        if index in behind and flows[index] == made_from and all(candidates.leads_to(index, end) for end in ends)
-        if layouts(shape, candidates.values[index].shape, candidates.heads)
+        for index in reversed(port.by_size.get(math.prod(shape), []))
+        if index in behind and flows[index] == made_from and all(port.leads_to(index, end) for end in ends)
+        if layouts(shape, port.values[index].shape, port.heads)
     ]
-    directly = [_leading_to(candidates, [end], every) for end in ends]
+    directly = [_leading_to(known, [end], every) for end in ends]
     return next((index for index in fitting if all(index in each for each in directly)), next(iter(fitting), None))
 
 
-def _first_of_same(shape: tuple[int, ...], candidates: PortValues, match: Match) -> Match:
+def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
     """The operation that computed the numbers of `match`, which later ones only move."""
-    for index in candidates.inputs[match.index]:
-        fits = layouts(shape, candidates.values[index].shape, candidates.heads)
-        layout = _alike(fits, match.layout)
-        if layout and np.array_equal(candidates.sketch(index), candidates.sketch(match.index)):
-            return _first_of_same(shape, candidates, Match(index, layout))
+    port = known.port
+    for index in port.inputs[match.index]:
+        layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
+        if layout and np.array_equal(port.sketch(index), port.sketch(match.index)):
+            return _first_of_same(known, shape, Match(index, layout))
     return match
 
 
@@ -84,22 +73,59 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
     return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
 
 
-def frontiers(candidates: PortValues, found: Mapping[str, Match]) -> list[set[int]]:
+def _frontiers(known: Found) -> list[set[int]]:
     """For each operation, the operations of the found taps that its value is made from; of a found one, itself."""
-    known = {match.index for match in found.values()}
+    own = {match.index for match in known.matches.values()}
     flow: list[set[int]] = []
-    for index, inputs in enumerate(candidates.inputs):
-        flow.append({index} if index in known else set().union(*(flow[each] for each in inputs)))
+    for index, inputs in enumerate(known.port.inputs):
+        flow.append({index} if index in own else set().union(*(flow[each] for each in inputs)))
     return flow
 
 
-def _leading_to(candidates: PortValues, ends: Sequence[int], known: Sequence[int]) -> set[int]:
-    """The operations from which an end is made without passing through a known one, themselves not known."""
-    reached: set[int] = set()
-    waiting = [each for index in ends for each in candidates.inputs[index]]
-    while waiting:
-        index = waiting.pop()
-        if index not in reached and index not in known:
-            reached.add(index)
-            waiting += candidates.inputs[index]
-    return reached
+def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
+    """The operations from which an end is made without passing through one of `every`."""
+    return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
+
+
+def repeated(found: Found, lost: str) -> Match | None:
+    """The `lost` tap as another layer of its stack computes it; None if no code is run for every layer."""
+    named, port = LAYER.fullmatch(lost), found.port
+    if named is None:
+        return None
+    stack, layer, name = named[1], int(named[2]), named[3]
+    known = {
+        (int(each[2]), each[3]): match
+        for tap, match in found.matches.items()
+        if (each := LAYER.fullmatch(tap)) and each[1] == stack
+    }
+    layers = found.probe.config.stack_num_layers(stack)
+    period = _period(port.keys, {at: match.index for at, match in known.items()}, layers)
+    for other in range(layers) if period else ():
+        match = known.get((other, name))
+        index = match.index + (layer - other) * period if match else -1
+        if match is None or not 0 <= index < len(port.keys):
+            continue
+        is_alike = port.keys[index] == port.keys[match.index]
+        has_shape = port.values[index].shape == port.values[match.index].shape
+        if is_alike and has_shape and found.admits(lost, index):
+            return Match(index, match.layout)
+    return None
+
+
+def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers: int) -> int:
+    """The number of operations of one layer, if the operations of all layers repeat those of the first; else 0."""
+    if layers < 2 or not known:
+        return 0
+    first, last = min(known.values()), max(known.values())
+    by_layer = [[index for (layer, _), index in known.items() if layer == each] for each in range(layers)]
+    longest = max(max(span) - min(span) for span in by_layer if span)
+    same_tap = [pair for pair in itertools.combinations(known.items(), 2) if pair[0][0][1] == pair[1][0][1]]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    ids = np.array([numbers[key] for key in keys])
+    for period in range(len(ids) // layers, longest, -1):
+        differs = np.flatnonzero(ids[period:] != ids[:-period])
+        for begin, end in itertools.pairwise([-1, *differs.tolist(), len(ids) - period]):
+            covers = begin < first and last < end + period and end - begin > (layers - 1) * period
+            if covers and all(j - i == (b - a) * period for ((a, _), i), ((b, _), j) in same_tap):
+                return period
+    return 0

@@ -19,10 +19,11 @@ from transparity_conformance.capabilities.port_calls import PortError, PortProce
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.further import further_on
+from transparity_conformance.identify.alignment.further import further_on_probes
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.identify.alignment.values.loops import without_loops
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.values import same_numbers
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs
 from transparity_conformance.oracle.undetermined import judged_gap
@@ -180,7 +181,7 @@ def _heard(
         return {key: call.taps for key, call in read_by(plan).items()}
 
     with contextlib.suppress(OutOfTime):
-        plan = further_on(plan, row, every, taps_by, dtype, clock)
+        plan = further_on_probes(plan, row, every, taps_by, dtype, clock)
     return RecordedPort(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
 
 
@@ -191,17 +192,12 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
     for tap, value in own.items():
         if tap not in taps or not np.array_equal(taps[tap], value):
-            same = (i for i, each in enumerate(operations) if _has_numbers(each.value, value))
+            same = (i for i, each in enumerate(operations) if same_numbers(each.value, value))
             index = next(same, None)
             numbers = {name: number for name, number in numbers.items() if name != tap}
             numbers = numbers if index is None else numbers | {tap: index}
     taps = taps | own
     return AlignedCall(operations, {tap: taps[tap] for tap in expected if tap in taps}, numbers)
-
-
-def _has_numbers(value: np.ndarray, shown: np.ndarray) -> bool:
-    """Return whether an operation has exactly these numbers, in any order."""
-    return value.size == shown.size and np.array_equal(np.sort(value, axis=None), np.sort(shown, axis=None))
 
 
 def aligned_probe(probe: Probe) -> Probe:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,34 +14,29 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
-from transparity_conformance.identify.alignment.subsequence import common
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS, Match, PortValues
-from transparity_conformance.identify.alignment.values.layout import Layout, layouts
+from transparity_conformance.identify.alignment.found import Matches
 from transparity_conformance.identify.alignment.values.masked import unmasked
 from transparity_conformance.identify.alignment.values.repeated import unrepeated
-from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.graph import made_from
+from transparity_conformance.matching.layout import Layout, layouts
+from transparity_conformance.matching.recorded import Match, Recorded
+from transparity_conformance.matching.subsequence import common
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-
-Key = tuple[str, Source | None]
-"""The name of an operation, and its line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The operation of each tap on the call that was aligned."""
 
-    matches: Mapping[str, Match]
-    keys: tuple[Key, ...]
-    in_order: Mapping[str, Match]
+    port: Recorded
+    """Everything that the port computed on that call."""
+    matches: Matches
+    in_order: Matches
     """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
-    inputs: Sequence[Sequence[int]]
-    """For each operation, the numbers of those that it was made from."""
     unchanged: Mapping[str, Sequence[Match]]
     """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
-    candidates: PortValues
-    """Everything that the port computed on that call."""
 
 
 def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
@@ -56,63 +49,50 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
         dtype: the precision of the port.
         clock: the time for what lies behind faults.
     """
-    candidates = candidates_of(probe, operations, answer, dtype)
-    return planned(candidates, _keys(operations), align(probe, candidates, clock))
+    port = recorded(probe, operations, answer, dtype)
+    return planned(port, align(probe, port, clock))
 
 
-def candidates_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> PortValues:
-    """Everything that a port computed on a call, its answer the last."""
-    config = probe.config
-    values = [*(unrepeated(each.value, config.num_heads, config.key_value_heads) for each in operations), answer]
-    inputs = [*(each.inputs for each in operations), _made_from(operations, answer)]
-    keys = (*_keys(operations), "answer")
-    return PortValues(values, inputs, config.num_heads, epsilon(dtype) ** HALF_OF_THE_DIGITS, keys)
+def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
+    """Everything that a port computed on a call, each head of keys and values once."""
+    heads, shared = probe.config.num_heads, probe.config.key_value_heads
+    once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in operations]
+    return Recorded(once, answer, heads, dtype)
 
 
-def planned(candidates: PortValues, keys: tuple[Key, ...], matches: Mapping[str, Match]) -> Plan:
+def planned(port: Recorded, matches: Matches) -> Plan:
     """The plan with these operations for the taps."""
-    ordered = {tap: _in_order(candidates, match) for tap, match in matches.items()}
+    ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
-    users = _users(candidates.inputs)
-    unchanged = {tap: _unchanged(candidates, in_order.get(tap, match), users) for tap, match in matches.items()}
-    unchanged = {tap: found for tap, found in unchanged.items() if found}
-    return Plan(matches, keys, in_order, candidates.inputs, unchanged, candidates)
+    unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
+    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found})
 
 
-def _users(inputs: Sequence[Sequence[int]]) -> list[set[int]]:
-    """For each operation, those that are made from its value at once."""
-    users: list[set[int]] = [set() for _ in inputs]
-    for index, given in enumerate(inputs):
-        for each in given:
-            users[each].add(index)
-    return users
-
-
-def _unchanged(candidates: PortValues, match: Match, users: Sequence[set[int]]) -> list[Match]:
+def _unchanged(port: Recorded, match: Match) -> list[Match]:
     """The operations that alone use the value of a match, one after the other, and leave it as it is."""
     found: list[Match] = []
-    index, value = match.index, candidates.values[match.index]
-    while len(users[index]) == 1:
-        index = min(users[index])
-        other = candidates.values[index]
+    index, value = match.index, port.values[match.index]
+    while len(users := set(port.readers.get(index, ()))) == 1:
+        index = users.pop()
+        other = port.values[index]
         if other.shape != value.shape or not np.array_equal(other, value):
             break
         found.append(dataclasses.replace(match, index=index))
     return found
 
 
-def _in_order(candidates: PortValues, match: Match) -> Match | None:
+def _in_order(port: Recorded, match: Match) -> Match | None:
     """The first operation that puts the numbers of a match into the order of the tap's axes, if there is one.
 
     There the axes are read without a choice on every call, also where two of them have the same length.
     """
     if match.layout.is_in_order:
         return match
-    value = match.layout.to_ours(candidates.values[match.index])
-    for index in candidates.by_size[value.size]:
-        if index > match.index and candidates.leads_to(match.index, index):
-            fits = layouts(value.shape, candidates.values[index].shape, candidates.heads)
-            if fits and fits[0].is_in_order and np.array_equal(fits[0].to_ours(candidates.values[index]), value):
+    value = port.read(match)
+    for index in port.by_size[value.size]:
+        if index > match.index and port.leads_to(match.index, index):
+            fits = layouts(value.shape, port.values[index].shape, port.heads)
+            if fits and fits[0].is_in_order and np.array_equal(fits[0].to_ours(port.values[index]), value):
                 return Match(index, fits[0])
     return None
 
@@ -128,13 +108,14 @@ def read(
     rows = len(next(iter(probe.inputs.values())))
     shapes = tap_shapes(probe.config, rows, **lengths)
     taps: Arrays = {"logits": answer}
-    numbers: dict[str, int] = {"logits": (*_made_from(operations, answer), len(operations) - 1)[0]}
-    keys, count = _keys(operations), len(plan.keys)
-    repeats = rows if rows > 1 and keys == plan.keys * rows else 1
-    moved = _moved(plan, operations, keys) if repeats == 1 else {}
+    here, learned = Recorded(operations, answer), plan.port
+    numbers: dict[str, int] = {"logits": (*here.made_answer, len(operations) - 1)[0]}
+    count, keys = len(learned.operations), here.keys[:-1]
+    repeats = rows if rows > 1 and keys == learned.keys[:-1] * rows else 1
+    moved = _moved(plan, here) if repeats == 1 else {}
     placed = _placed(plan, None if repeats > 1 else moved)
-    if keys != plan.keys and repeats == 1:
-        placed = _made_alike(plan, operations, placed, moved)
+    if here.keys != learned.keys and repeats == 1:
+        placed = _made_alike(plan, here, placed, moved)
     for tap, match in placed.items():
         shape = (shapes[tap][0] // repeats, *shapes[tap][1:])
         ways: list[tuple[np.ndarray, int]] = []
@@ -190,18 +171,16 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     return placed
 
 
-def _made_alike(
-    plan: Plan, operations: Sequence[Operation], placed: Mapping[str, Match], moved: Mapping[int, int]
-) -> dict[str, Match]:
+def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
     """The taps that are made from the same other taps in both calls.
 
     In a call that leaves something out, as an expert without tokens, the same code of another layer may stand for it.
     """
     taps = sorted(placed, key=lambda tap: placed[tap].index)
-    learned = _sources(plan.inputs, [placed[tap].index for tap in taps])
-    here = _sources([each.inputs for each in operations], [moved[placed[tap].index] for tap in taps])
+    learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
+    now = _sources(here.inputs, [moved[placed[tap].index] for tap in taps])
     kept = 0
-    for number, (one, other) in enumerate(zip(learned, here, strict=True)):
+    for number, (one, other) in enumerate(zip(learned, now, strict=True)):
         if one & kept == other & kept:
             kept |= 1 << number
     return {tap: placed[tap] for number, tap in enumerate(taps) if kept >> number & 1}
@@ -212,10 +191,8 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
-    made_from: list[int] = []
-    for index, given in enumerate(inputs):
-        made_from.append(functools.reduce(operator.or_, (made_from[each] for each in given), own.get(index, 0)))
-    return [made_from[index] for index in indices]
+    found = made_from(inputs, lambda index: own.get(index, 0))
+    return [found[index] for index in indices]
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
@@ -243,41 +220,23 @@ def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarr
         return min(ways, key=lambda way: float(np.abs(way[0] - ours).max()))
 
 
-def _moved(plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...]) -> dict[int, int]:
+def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """The operations of the call that was aligned, and those that stand for them in another."""
-    if plan.keys == keys:
-        return {index: index for index in range(len(keys))}
-    moved = dict(common(plan.keys, keys))
-    return moved | _as_used(plan, operations, keys, moved)
+    learned = plan.port.keys[:-1]
+    if learned == here.keys[:-1]:
+        return {index: index for index in range(len(learned))}
+    moved = dict(common(learned, here.keys[:-1]))
+    return moved | _as_used(plan, here, moved)
 
 
-def _as_used(
-    plan: Plan, operations: Sequence[Operation], keys: tuple[Key, ...], moved: Mapping[int, int]
-) -> dict[int, int]:
+def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, int]:
     """What stands for the operation of a tap where the same later operation uses it: a loop over experts has more
     turns in one call than in another, and its last sum is the tap."""
     wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
     used: dict[int, int] = {}
-    for user, inputs in enumerate(plan.inputs):
-        if user not in moved or moved[user] >= len(operations):
-            continue
-        others = operations[moved[user]].inputs
-        pairs = zip(inputs, others, strict=True) if len(inputs) == len(others) else ()
-        for index, other in pairs:
-            if index in wanted and keys[other] == plan.keys[index]:
+    for user, other_user in moved.items():
+        pair = plan.port.inputs[user], here.inputs[other_user]
+        for index, other in zip(*pair, strict=True) if len(pair[0]) == len(pair[1]) else ():
+            if index in wanted and here.keys[other] == plan.port.keys[index]:
                 used.setdefault(index, other)
     return used
-
-
-def _keys(operations: Sequence[Operation]) -> tuple[Key, ...]:
-    return tuple((each.name, each.source) for each in operations)
-
-
-def _made_from(operations: Sequence[Operation], answer: np.ndarray) -> tuple[int, ...]:
-    """The operation whose value is the answer, the last of several; none if it was computed unheard."""
-    found = (i for i in range(len(operations) - 1, -1, -1) if _same(operations[i].value, answer))
-    return tuple(index for index in [next(found, None)] if index is not None)
-
-
-def _same(value: np.ndarray, answer: np.ndarray) -> bool:
-    return value.size == answer.size and np.array_equal(value.ravel(), answer.ravel(), equal_nan=True)

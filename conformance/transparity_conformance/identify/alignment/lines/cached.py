@@ -17,8 +17,9 @@ import numpy as np
 from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.lines.source import segment_of
 from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.matching.graph import leading_nowhere
+from transparity_conformance.matching.recorded import Recorded, is_near
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_conformance.report.report import Report
@@ -107,38 +108,22 @@ def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """The line of the first number on the way to the logits that is not among the `right` ones, and leads to none that
     is made by the same line there."""
-    operations, largest = step.operations, float(np.abs(step.logits).max(initial=0.0)) or 1.0
-    on_the_way = segment_of(operations, _end(step), set())
+    port, largest = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / largest
     near = math.sqrt(budget * min(error, largest)) / largest  # next to the error, a number is right or wrong
-    is_right, leads_on = {}, dict.fromkeys(on_the_way, False)
-    for index in on_the_way:
-        alike = lines.same(operations[index])
-        is_right[index] = any(_is_part(operations[index].value, each.value, step, near) for each in alike or right)
-    for index in reversed(on_the_way):
-        alike = lines.same(operations[index]) if is_right[index] and not leads_on[index] else ()
-        is_known = any(_is_part(operations[index].value, each.value, step, rounding) for each in alike)
-        for made_from in operations[index].inputs:
-            leads_on[made_from] |= is_known or leads_on[index]
-    wrong = (i for i in on_the_way if not is_right[i] and not leads_on[i] and operations[i].stack)
-    first = next(wrong, None)
-    return None if first is None else _caller(operations, first, [i for i in on_the_way if is_right[i]])
 
+    def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
+        return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
 
-def _end(step: _Step) -> int:
-    """The last operation whose numbers are the logits; the last of all, if none is."""
-    logits, last = step.logits.ravel(), len(step.operations) - 1
-    same = (i for i in range(last, -1, -1) if np.array_equal(step.operations[i].value.ravel(), logits))
-    return next(same, last)
-
-
-def _caller(operations: Sequence[Operation], wrong: int, right: Sequence[int]) -> Source:
-    """The line of a wrong operation; where that line makes right numbers, too, the first caller that it has here alone:
-    wrong is what it was given."""
-    name, stack = operations[wrong].name, operations[wrong].stack
-    alike = [operations[i].stack for i in right if operations[i].name == name and operations[i].stack[:1] == stack[:1]]
-    elsewhere = {line for each in alike for line in each}
-    return next((line for line in stack if line not in elsewhere), stack[0])
+    alike = {index: lines.same(port.operations[index]) for index in port.relevant}
+    is_right = {index: is_among(index, alike[index] or right, near) for index in sorted(port.relevant)}
+    is_known = lambda index: is_right[index] and is_among(index, alike[index], rounding)  # noqa: E731
+    nowhere = leading_nowhere(port.relevant, is_known, lambda index: port.readers.get(index, ()))
+    first = min((i for i in nowhere if not is_right[i] and port.operations[i].stack), default=None)
+    if first is None:
+        return None
+    wrong, others = port.operations[first], (port.operations[i] for i in is_right if is_right[i])
+    return wrong.line_apart(each for each in others if each.name == wrong.name)
 
 
 class _Lines:
@@ -164,7 +149,7 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
     allowed = tolerance * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-    return any(_is_near(value, whole, cuts, allowed) for cuts in itertools.product(*ways))
+    return any(_is_near_to(value, whole, cuts, allowed) for cuts in itertools.product(*ways))
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
@@ -178,12 +163,10 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
         yield slice(step.end), slice(step.end)
 
 
-def _is_near(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
+def _is_near_to(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
     """Return whether the parts are near to each other, and what is left of a buffer is one number."""
     own, theirs = value[tuple(cut for cut, _ in cuts)], whole[tuple(cut for _, cut in cuts)]
-    with np.errstate(invalid="ignore"):
-        is_near = ((own == theirs) | (np.abs(own - theirs) <= allowed)).all()
     rest = value.copy()
     rest[tuple(cut for cut, _ in cuts)] = np.nan
     left = rest[~np.isnan(rest)]
-    return bool(is_near and (left == left[:1]).all())
+    return is_near(own, theirs, allowed) and bool((left == left[:1]).all())

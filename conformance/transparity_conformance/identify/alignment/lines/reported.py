@@ -13,9 +13,9 @@ from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
-from transparity_conformance.identify.alignment.lines.source import caller, operation_of
-from transparity_conformance.identify.alignment.values.candidates import HALF_OF_THE_DIGITS
+from transparity_conformance.identify.alignment.lines.source import behind_taps, operation_of
 from transparity_conformance.listening.operation import Source
+from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -63,7 +63,7 @@ def _line(
     if source is None or not _is_gross(fault, call.taps, report.dtype):
         return source
     right = _right_alike(fault, causes, report, probe, call.numbers)
-    return caller(call.operations[index].stack, call.operations, call.numbers, right)
+    return call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:

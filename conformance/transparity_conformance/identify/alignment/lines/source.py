@@ -12,8 +12,11 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.flow import flow_of
 from transparity_conformance.identify.alignment.intermediate import intermediates, tables
-from transparity_conformance.identify.alignment.values.layout import layouts
-from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
+from transparity_conformance.matching.layout import layouts
+from transparity_conformance.matching.recorded import is_near
+from transparity_conformance.matching.values import same_numbers
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
@@ -72,7 +75,7 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
             continue
-        if not _is_same(operations, index, end):
+        if not same_numbers(operations[index].value, operations[end].value):
             return index if operations[index].stack else end
         same.add(index)
     return end
@@ -80,19 +83,12 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
     """Return whether the tap `where` has the numbers of one that it is made from."""
-    same = {tap for tap, index in numbers.items() if tap != where and _is_same(operations, index, numbers[where])}
+    ours = operations[numbers[where]].value
+    same = {tap for tap, index in numbers.items() if tap != where and same_numbers(operations[index].value, ours)}
     return bool(same and same & flow_of(probe).inputs[where])
 
 
-def _is_same(operations: Sequence[Operation], one: int, other: int) -> bool:
-    """Return whether two operations have the same numbers, as a view and what it shows."""
-    a, b = operations[one].value, operations[other].value
-    return a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
-
-
-def _wrong(
-    operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float
-) -> Iterator[int]:
+def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
     """The operations of the segment of `end` that are wrong and lead to nothing right."""
     segment = segment_of(operations, end, known - {end})
     flows = _flows(operations, segment, known)
@@ -102,31 +98,26 @@ def _wrong(
         is_right[index] = _selects(operations[index], given) or right.has(
             operations[index].value, tolerance, is_table=index not in flows
         )
-    leads_to_right = dict.fromkeys(segment, False)
-    for index in reversed(segment):
-        for made_from in operations[index].inputs:
-            if made_from in leads_to_right:
-                leads_to_right[made_from] |= is_right[index] or leads_to_right[index]
-    return (index for index in segment if not is_right[index] and not leads_to_right[index])
+    readers = readers_of([each.inputs for each in operations[: end + 1]])
+    return leading_nowhere(segment, is_right.__getitem__, lambda index: readers.get(index, ()))
 
 
-def caller(
-    stack: tuple[Source, ...], operations: Sequence[Operation], numbers: Mapping[str, int], right: Collection[str]
-) -> Source:
-    """The innermost line of a stack; if the same line makes right taps, too, the first caller that it has here alone.
+def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
+    """The operations from which `end` is made without passing through a known one, in order, `end` included."""
+    return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
-    A line that also makes right taps, as that of a linear layer, is right itself: wrong is what it was given.
+
+def behind_taps(
+    operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
+) -> Iterator[Operation]:
+    """Yield the operations that make taps of those in front of them.
 
     Args:
         numbers: the operation that computed each tap.
-        right: taps that the same mistake would make wrong, and which are right.
     """
     known = set(numbers.values())
-    found = {index for tap in right for index in segment_of(operations, numbers[tap], known - {numbers[tap]})}
-    elsewhere = {
-        line for index in found if operations[index].stack[:1] == stack[:1] for line in operations[index].stack
-    }
-    return next((line for line in stack if line not in elsewhere), stack[0])
+    for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
+        yield operations[index]
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
@@ -138,17 +129,6 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
         return False
     taken = value[value != 0] if grows else value
     return _all_in(np.sort(taken, axis=None), np.unique(np.concatenate([each.ravel() for each in given])), 0.0)
-
-
-def segment_of(operations: Sequence[Operation], end: int, known: set[int]) -> list[int]:
-    """The operations from which `end` is made without passing through a known one, in order, `end` included."""
-    reached, waiting = {end}, list(operations[end].inputs)
-    while waiting:
-        index = waiting.pop()
-        if index not in reached and index not in known:
-            reached.add(index)
-            waiting += operations[index].inputs
-    return sorted(reached)
 
 
 def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
@@ -187,7 +167,7 @@ class _Right:
             self.sketches[value.size] = [_sketch(each) for each in self.by_size.get(value.size, [])]
         if _hides(value).any():
             return self._has_masked(value, allowed)
-        same = (_is_near(each, sketch, allowed) for each in self.sketches[value.size])
+        same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
         return any(self._is_in_place(each, value, allowed) for each in ours)
 
@@ -199,17 +179,12 @@ class _Right:
         ]
         is_mask = any(np.array_equal(mask, _hides(theirs)) for _, theirs in ways for mask in self.masks)
         seen = ((ours[~_hides(theirs)], theirs[~_hides(theirs)]) for ours, theirs in ways)
-        return is_mask and any(_is_near(*each, allowed) for each in seen)
+        return is_mask and any(is_near(*each, allowed) for each in seen)
 
     def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
         """Return whether the same numbers are in the same places, if there are axes in which to read them."""
         ways = layouts(ours.shape, value.shape, self.heads)
-        return not ways or any(_is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
-
-
-def _is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    with np.errstate(invalid="ignore"):
-        return bool(((one == other) | (np.abs(one - other) <= allowed)).all())
+        return not ways or any(is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
 
 
 def _hides(scores: np.ndarray) -> np.ndarray:

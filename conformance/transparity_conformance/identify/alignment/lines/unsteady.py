@@ -11,9 +11,8 @@ import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.walk import walk
-from transparity_conformance.identify.alignment.align import equal_taps
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.plan import candidates_of
+from transparity_conformance.identify.alignment.plan import recorded
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.report import Divergence, Report
@@ -61,12 +60,12 @@ def parted_tap(
         answer: the logits.
         dtype: the precision of the port.
     """
-    candidates = candidates_of(probe, operations, answer, dtype)
+    port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
-    equal = equal_taps(walk(probe, {}), candidates, {}, may_be=lambda index: index not in unsteady)
+    equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)
     steady = {match.index: tap for tap, match in equal.items()}
     for index in sorted(unsteady):  # noise is drawn before it meets a value
-        if before := [each for each in steady if candidates.leads_to(each, index)]:
+        if before := [each for each in steady if port.leads_to(each, index)]:
             return steady[max(before)]
     return ""
 

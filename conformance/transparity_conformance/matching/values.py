@@ -1,4 +1,4 @@
-"""Values that are equal in any order of their axes, within what rounding explains."""
+"""Values that are equal in any order of their axes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening.program import Change, Program
-from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 
 HUGE = 1e30
 """Numbers beyond it are as good as infinite; the lowest number of each dtype is one."""
@@ -21,7 +19,7 @@ def fingerprint(value: Any) -> np.ndarray | None:
     All scores that are masked count as one number, whatever it is. A value of two different numbers, such as a mask,
     tells only how often it has each.
     """
-    numbers = _numbers(value)
+    numbers = numbers_of(value)
     if numbers is None or numbers.size < 2 or np.isnan(numbers).any():
         return None
     if numbers.min() < EXACT_MASK_BELOW or numbers.max() > HUGE:
@@ -31,7 +29,7 @@ def fingerprint(value: Any) -> np.ndarray | None:
     return numbers if inside.any() else None
 
 
-def _numbers(value: Any) -> np.ndarray | None:
+def numbers_of(value: Any) -> np.ndarray | None:
     if isinstance(value, np.ndarray):
         return value.astype(np.float64, copy=False).reshape(-1)
     import torch
@@ -39,6 +37,11 @@ def _numbers(value: Any) -> np.ndarray | None:
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     return value.detach().to(torch.float64).reshape(-1).numpy()
+
+
+def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays have exactly the same numbers, in any order."""
+    return one.size == other.size and np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
 
 
 class Known:
@@ -70,59 +73,9 @@ def largest(numbers: np.ndarray) -> float:
     return float(plain.max()) if plain.size else 0.0
 
 
-def shares(
-    program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
-) -> dict[int, float]:
-    """Measure what rounding explains of each value of a program, as a share of its largest number.
-
-    The program runs at neighbouring points in float64 and in `dtype`. Constants that the model computed when it was
-    built, such as the frequencies of a rotation, differ by what a power rounds: |ln x| ulps.
-    """
-    import torch
-
-    rule, precision, ulp = RULES[dtype], getattr(torch, dtype), epsilon(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    noise: dict[int, float] = {}
-    for _ in range(NEIGHBOURS):
-        near = {
-            index: moved(value, ulp, generator, is_learned=index in program.parameters)
-            for index, value in program.given.items()
-        }
-        points = {
-            index: value if index in program.parameters else program.given[index] for index, value in near.items()
-        }
-        exact = program.run(changes, points)
-        rounded = program.run(changes, near, precision)
-        for index, value in exact.items():
-            if value.is_floating_point() or value.is_complex():
-                noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))
-    return {index: rule.budget(error, ulp, 1.0) for index, error in noise.items()}
-
-
-def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Return a tensor with each number moved by up to an ulp; by what a power rounds, if it was not learned."""
-    import torch
-
-    if not value.is_floating_point():
-        return value
-    turned = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    size = 1.0 if is_learned else 1 + value.abs().clamp(1e-30, HUGE).log().abs()
-    return value * (1 + ulp * size * turned)
-
-
-def _apart(exact: Any, rounded: Any) -> float:
-    """The largest difference as a share of the largest number, masked scores aside."""
-    a, b = _numbers(exact), _numbers(rounded)
-    if a is None or b is None or a.shape != b.shape or not a.size:
-        return 0.0
-    plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
-    scale = np.abs(a[plain]).max(initial=0.0)
-    return float(np.abs(a[plain] - b[plain]).max(initial=0.0) / scale) if scale else 0.0
-
-
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
     """Return whether two values agree number by number, in what is kept of them."""
-    a = _numbers(ours)
+    a = numbers_of(ours)
     if a is None or a.size != theirs.size:
         return False
     b = theirs.reshape(-1)

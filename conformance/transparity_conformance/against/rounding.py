@@ -1,0 +1,63 @@
+"""What rounding explains of the values of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.listening.program import Change, Program
+from transparity_conformance.matching.values import HUGE, numbers_of
+from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
+
+
+def shares(
+    program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
+) -> dict[int, float]:
+    """Measure what rounding explains of each value of a program, as a share of its largest number.
+
+    The program runs at neighbouring points in float64 and in `dtype`. Constants that the model computed when it was
+    built, such as the frequencies of a rotation, differ by what a power rounds: |ln x| ulps.
+    """
+    import torch
+
+    rule, precision, ulp = RULES[dtype], getattr(torch, dtype), epsilon(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    noise: dict[int, float] = {}
+    for _ in range(NEIGHBOURS):
+        near = {
+            index: moved(value, ulp, generator, is_learned=index in program.parameters)
+            for index, value in program.given.items()
+        }
+        points = {
+            index: value if index in program.parameters else program.given[index] for index, value in near.items()
+        }
+        exact = program.run(changes, points)
+        rounded = program.run(changes, near, precision)
+        for index, value in exact.items():
+            if value.is_floating_point() or value.is_complex():
+                noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))
+    return {index: rule.budget(error, ulp, 1.0) for index, error in noise.items()}
+
+
+def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
+    """Return a tensor with each number moved by up to an ulp; by what a power rounds, if it was not learned."""
+    import torch
+
+    if not value.is_floating_point():
+        return value
+    turned = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    size = 1.0 if is_learned else 1 + value.abs().clamp(1e-30, HUGE).log().abs()
+    return value * (1 + ulp * size * turned)
+
+
+def _apart(exact: Any, rounded: Any) -> float:
+    """The largest difference as a share of the largest number, masked scores aside."""
+    a, b = numbers_of(exact), numbers_of(rounded)
+    if a is None or b is None or a.shape != b.shape or not a.size:
+        return 0.0
+    plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
+    scale = np.abs(a[plain]).max(initial=0.0)
+    return float(np.abs(a[plain] - b[plain]).max(initial=0.0) / scale) if scale else 0.0

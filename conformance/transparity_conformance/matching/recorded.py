@@ -1,0 +1,207 @@
+"""A recorded call of a port: all that it computed, found again by its numbers in any order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.graph import ancestors, made_from, readers_of
+from transparity_conformance.matching.layout import Layout, layouts
+from transparity_conformance.matching.values import fingerprint
+from transparity_conformance.oracle.budgets import epsilon, rounded_to
+
+HALF_OF_THE_DIGITS = 0.5
+"""Two arrays are the same activation if they agree in half of the digits of the precision: rounding costs fewer, and
+numbers that have nothing to do with each other agree in none."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A value of the reference as the port computes it: the number of the operation, and the layout of its value."""
+
+    index: int
+    layout: Layout
+    distance: float = 0.0
+    """The largest difference, relative to the largest number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A recorded call of a port."""
+
+    operations: Sequence[Operation]
+    answer: np.ndarray
+    heads: int = 1
+    """The number of heads, of which the features of a value may be made."""
+    dtype: str = "float32"
+    """The precision of the port."""
+
+    @functools.cached_property
+    def values(self) -> Sequence[np.ndarray]:
+        """The value of each operation; the last is the answer."""
+        return [*(each.value for each in self.operations), self.answer]
+
+    @functools.cached_property
+    def inputs(self) -> Sequence[Sequence[int]]:
+        """For each value, the numbers of those that it was made from."""
+        return [*(each.inputs for each in self.operations), self.made_answer]
+
+    @functools.cached_property
+    def keys(self) -> tuple[Hashable, ...]:
+        """For each value, the name of the operation and its line: the same in every layer that the same code
+        computes."""
+        return (*((each.name, each.source) for each in self.operations), "answer")
+
+    @functools.cached_property
+    def made_answer(self) -> tuple[int, ...]:
+        """The operation whose value is the answer, the last of several; none if it was computed unheard."""
+        last = range(len(self.operations) - 1, -1, -1)
+        return tuple(index for index in last if is_equal(self.operations[index].value, self.answer))[:1]
+
+    @functools.cached_property
+    def relevant(self) -> frozenset[int]:
+        """The operations that the answer is computed from."""
+        last = self.made_answer or (len(self.operations) - 1,)
+        return frozenset(ancestors(last, lambda index: self.operations[index].inputs))
+
+    @functools.cached_property
+    def readers(self) -> Mapping[int, Sequence[int]]:
+        """The operations that are given the value of each."""
+        return readers_of([each.inputs for each in self.operations])
+
+    @functools.cached_property
+    def prints(self) -> dict[int, np.ndarray | None]:
+        """The fingerprints of all operations; whole numbers that are computed from others, such as chosen experts, may
+        be equal by chance: they have none."""
+        found, has_fraction = dict[int, np.ndarray | None](), set[int]()
+        for index, each in enumerate(self.operations):
+            is_whole = np.array_equal(each.value, np.round(each.value))
+            if not is_whole or not has_fraction.isdisjoint(each.inputs):
+                has_fraction.add(index)
+            found[index] = None if is_whole and index in has_fraction else fingerprint(each.value)
+        return found
+
+    @functools.cached_property
+    def rounded(self) -> dict[str, list[np.ndarray]]:
+        """The values that a shorter dtype can hold, by its name."""
+        values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
+        with np.errstate(over="ignore"):
+            return {
+                dtype: [value for value in values if np.array_equal(rounded_to(value, dtype), value)]
+                for dtype in ("bfloat16", "float16")
+            }
+
+    @functools.cached_property
+    def by_size(self) -> Mapping[int, Sequence[int]]:
+        """The numbers of the values with as many elements."""
+        found: dict[int, list[int]] = {}
+        for index, value in enumerate(self.values):
+            found.setdefault(value.size, []).append(index)
+        return found
+
+    @functools.cached_property
+    def _made_from(self) -> list[int]:
+        return made_from(self.inputs)
+
+    @functools.cached_property
+    def _sketches(self) -> dict[int, np.ndarray]:
+        return {}
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative difference of two values that are the same activation."""
+        return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
+
+    def leads_to(self, index: int, later: int) -> bool:
+        """Return whether the value `later` is `index`, or is made from it."""
+        return bool(self._made_from[later] >> index & 1)
+
+    def sketch(self, index: int) -> np.ndarray:
+        """The sorted numbers of a value, which no permutation of its axes changes."""
+        if index not in self._sketches:
+            self._sketches[index] = np.sort(self.values[index], axis=None)
+        return self._sketches[index]
+
+    def read(self, match: Match) -> np.ndarray:
+        """The value of a match, in the order of the reference's axes."""
+        return match.layout.to_ours(self.values[match.index])
+
+    def has_numbers_of(self, index: int, other: int) -> bool:
+        """Return whether two values have the same numbers, in any order; marks, which are 0 or one other number, have
+        no more in common than how many they are."""
+        sketch = self.sketch(index)
+        is_marks = len(np.unique(sketch[sketch != 0])) < 2
+        return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
+
+    def has_numbers(self, index: int, expected: np.ndarray) -> bool:
+        """Return whether a value has the numbers `expected`, which are sorted; NaN alone tells nothing."""
+        if self.values[index].size != expected.size:
+            return False
+        finite = expected[np.isfinite(expected)]
+        return bool(finite.size) and is_near(
+            self.sketch(index), expected, self.tolerance * float(np.abs(finite[[0, -1]]).max())
+        )
+
+    def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        """Return whether two arrays in the same order are one activation."""
+        return _distance(found, expected) <= self.tolerance
+
+    def nearest(
+        self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
+    ) -> Match | None:
+        """The operation behind `after` whose value is `ours`, if it `may_be`; the nearest, and of several the first."""
+        best: Match | None = None
+        expected = np.sort(ours, axis=None)
+        for index in self.by_size.get(ours.size, ()):
+            if index <= after or not self.has_numbers(index, expected) or not may_be(index):
+                continue
+            for layout in layouts(ours.shape, self.values[index].shape, self.heads):
+                distance = _distance(layout.to_ours(self.values[index]), ours)
+                if distance <= self.tolerance and (best is None or distance < best.distance / 2):
+                    best = Match(index, layout, distance)
+        return best
+
+    def equal(
+        self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
+    ) -> dict[str, Match]:
+        """Return the nearest operation of each value by name, if there is one and it `may_be`."""
+        nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
+        return {name: match for name, match in nearest.items() if match}
+
+    def like(self, ours: np.ndarray) -> Iterator[Match]:
+        """Every operation whose value has a layout of the shape of `ours`, each array once."""
+        seen = set()
+        for index in self.by_size.get(ours.size, ()):
+            value = self.values[index]
+            if np.isinf(value).any() or np.isnan(value).all() or np.ptp(value) == 0:  # one number tells nothing
+                continue
+            for layout in layouts(ours.shape, self.values[index].shape, self.heads):
+                if (numbers := layout.to_ours(value).tobytes()) not in seen:
+                    seen.add(numbers)
+                    yield Match(index, layout)
+
+
+def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
+    """Return whether two arrays have the same numbers in the same order, whatever their axes."""
+    return value.size == answer.size and np.array_equal(np.ravel(value), np.ravel(answer), equal_nan=True)
+
+
+def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
+    """Return whether two arrays differ nowhere by more than `allowed`; an infinity and NaN are near to themselves."""
+    with np.errstate(invalid="ignore"):
+        near = np.abs(one - other) <= allowed
+    return bool(near.all() or np.all(near | (one == other) | (np.isnan(one) & np.isnan(other))))
+
+
+def _distance(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, relative to the largest number; NaN is NaN."""
+    finite = expected[np.isfinite(expected)]
+    largest = float(np.abs(finite).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(found - expected)
+    difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))
+    return difference / largest if largest else difference

@@ -36,7 +36,10 @@ def read_recurrences(
     """
     if not named:
         return
-    every = [(name, taken_apart(each, heard.operations, subject.values)) for name, each in named]
+    every: list[tuple[str, Taken]] = []
+    for name, each in named:
+        every.append((name, taken_apart(found, each, heard.operations, subject.values)))
+        found.used |= every[-1][1].used
     first = every[0][1].fields
     for name, taken in every[1:]:
         differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
@@ -48,14 +51,13 @@ def read_recurrences(
         found.parameters |= {f"{name}.{leaf}": value for leaf, value in taken.parameters.items()}
         for role, linear in taken.linears.items():
             found.put(f"{name}.{role}", linear, bias=has_bias)
-        found.used |= taken.used
     _kinds(found, mixers, first["mixer"])
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
     """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
-    step = np.concatenate([each.step.ravel() for each in every])
-    bounded = np.concatenate([each.bounded.ravel() for each in every])
+    step = np.concatenate([each.rates.step.ravel() for each in every])
+    bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_least": 0.0, "time_step_most": None}
     for name, bound, is_beyond in (
         ("time_step_least", float(bounded.min()), step < bounded.min() * (1 - 1e-3)),

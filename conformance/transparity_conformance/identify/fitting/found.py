@@ -28,10 +28,10 @@ class FoundFields:
     relative_distances: list[int] = field(default_factory=list)
     """The largest distances of relative positions that all stacks allow."""
 
-    def config(self) -> TransformerConfig:
-        """The configuration; raises `FitError` if its fields do not fit together."""
+    def config(self, **others: Any) -> TransformerConfig:
+        """The configuration, with `others` in place of some fields; raises `FitError` if they do not fit together."""
         try:
-            return TransformerConfig(**self.fields)
+            return TransformerConfig(**self.fields | others)
         except ConfigError as error:
             raise FitError(f"What was found fits no configuration: {error}") from None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.taps import recording
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.columns import Columns
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
@@ -83,7 +84,7 @@ class Taken:
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
         """What the reference makes in front of the output map, for so many rows of the batch."""
         bounds = {"time_step_least": self.rates.bounded.min(), "time_step_most": self.rates.bounded.max()}
-        config = FoundFields({**found.fields, **self.fields, **bounds}).config()
+        config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
         for role, linear in self.linears.items():
             own.put(role, linear, bias=self.fields["recurrent_bias"])
@@ -91,7 +92,7 @@ class Taken:
         x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
         given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None])
-        recurrence(config, nest(own.parameters), x, given, lambda name, value: made.setdefault(name, value))
+        recurrence(config, nest(own.parameters), x, given, recording(made))
         return made["gated_context"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import recording
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.mixture.reading import read_experts
@@ -24,7 +23,8 @@ from transparity_conformance.identify.fitting.values.norms import eps_besides, k
 from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
 from transparity_conformance.identify.fitting.values.pooling import pooled_states, pooling_fields
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.transformer import transformer
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.head import pooled_head
 
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
@@ -42,7 +42,7 @@ def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[Recorde
     _head(found, subject, parts)
     read_attention(found, subject, parts)
     if any(stack.attentions() for stack in parts.stacks.values()):
-        read_masks(found, subject, parts, calls)
+        read_masks(found, parts, calls)
     read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
     if "mask_value" not in found.fields:
         read_masks_of_recurrences(found, subject, calls)
@@ -59,6 +59,8 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         if stack.embedding.reads_tokens:
             found.fields[f"{side}_vocab_size"] = len(subject.values[stack.embedding.table])
         found.fields[f"num_{name}_layers"] = stack.layers
+    if not parts.last.embedding.reads_tokens:
+        found.fields["pad_id"] = None
     forward = next((each for _, each in parts.last.sublayers if isinstance(each, FeedForward)), None)
     found.fields |= {
         "embed_dim": parts.last.embedding.value.shape[1],
@@ -254,21 +256,13 @@ def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) ->
     head = parts.head
     if not head.is_pooled:
         return
-    tokens = parts.heard.inputs.get("tokens")
-    stack = next(iter(parts.stacks))
+    tokens, stack = parts.heard.inputs.get("tokens"), next(iter(parts.stacks))
     size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
-    states = []
-    for call in calls:
-        taps: Arrays = {}
-        given: dict[str, Any] = dict(call.inputs)
-        transformer(found.config(), found.parameters, tap=recording(taps), **given)
-        states.append(taps[f"{stack}.output"])
+    states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
     has_mask = tokens is None or found.fields["padding"] == "attention-mask"
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
-        config = FoundFields({**found.fields, **fields}).config()
+        config = found.config(**fields)
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        if all(is_same(head.of(each), call.output) for each, call in zip(pooled, calls, strict=True)):
-            found.fields |= fields
-            for name in fields:
-                found.untold.pop(name, None)
+        if all(is_same(pooled_head(config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)):
+            found.take(fields)
             return

@@ -10,8 +10,7 @@ import numpy as np
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
-from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.embedding import position_rows
+from transparity_conformance.identify.fitting.subject import RecordedCall
 from transparity_conformance.identify.fitting.values.masks import (
     in_chunks,
     layers_with,
@@ -19,11 +18,10 @@ from transparity_conformance.identify.fitting.values.masks import (
     padding_tokens,
     window_of,
 )
-from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 
-def read_masks(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
+def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
     plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
     _read_windows(found, parts, plain)
@@ -38,10 +36,10 @@ def read_masks(found: FoundFields, subject: FittedModel, parts: Parts, calls: Se
         (each.masked != plain[name].masked).any() for name, each in masked[0].items() if name in plain
     )
     found.fields["padding"] = "attention-mask" if obeys else "token"
-    _read_padding(found, parts, calls[1], padded)
+    _read_padding(found, parts, calls[1], plain, padded)
     if obeys:
         _read_mask_of_target(found, parts)
-    _read_counting(found, subject, parts, calls[-1 if obeys else 1])
+    _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
 def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
@@ -75,17 +73,16 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
     found.untold["sliding_window"] = f"none of up to {longest} tokens"
 
 
-def _read_padding(found: FoundFields, parts: Parts, call: RecordedCall, padded: dict[str, Scores]) -> None:
+def _read_padding(
+    found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
+) -> None:
     """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
-    window = found.fields.get("sliding_window")
     pads: dict[str, list[int]] = {}
     for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
-        names = [name for name in padded if name.startswith(stack) and "self" in name]
-        token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
-        causal = stack == "decoder"
-        masked, tokens = padded[names[0]].masked, call.inputs[token]
-        pads[stack] = padding_tokens(masked, tokens, causal=causal, window=window)
-        queries = padding_tokens(masked, tokens, causal=causal, window=window, as_queries=True)
+        first = next(name for name in padded if name.startswith(stack) and "self" in name)
+        tokens = call.inputs[{"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"]
+        ways = (padding_tokens(padded[first].masked, plain[first].masked, tokens, axis) for axis in (1, 2))
+        pads[stack], queries = ways
         if queries and not pads[stack]:
             pads[stack] = queries
             found.remarks.append(
@@ -109,46 +106,16 @@ def _read_mask_of_target(found: FoundFields, parts: Parts) -> None:
         found.untold["target_mask"] = "an attention_mask applies with both"
 
 
-def _read_counting(found: FoundFields, subject: FittedModel, parts: Parts, call: RecordedCall) -> None:
-    """Whether positions count padding, by the rows of their table that a call with padding adds."""
-    last = parts.last.embedding
+def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
+    """Whether positions count padding, and which token that is: by the embedding of a call with padding."""
     stack = next(iter(parts.stacks))
-    if last.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
+    if parts.last.embedding.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
         return
-    token = "source" if len(parts.stacks) == 2 else "tokens"
-    tokens, table = call.inputs[token], subject.values[parts.stacks[stack].embedding.position_table or ""]
-    looked_up = (
-        subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
-    )
-    rows = _rows(call, tokens, looked_up, table, last.scale, subject, parts)
-    if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
-        found.fields["position_count"] = "all"
-        return
-    found.fields["position_count"] = "visible"
-    pads = np.unique(tokens[rows == last.offset - 1])
-    if found.fields["padding"] == "token" and len(pads) == 1:
-        found.fields["pad_id"] = int(pads[0])
-        found.untold.pop("pad_id", None)
-
-
-def _rows(
-    call: RecordedCall,
-    tokens: np.ndarray,
-    looked_up: np.ndarray,
-    table: np.ndarray,
-    scale: float,
-    subject: FittedModel,
-    parts: Parts,
-) -> np.ndarray | None:
-    """The row of the table of positions that is added to each token."""
-    plain = looked_up[tokens] * scale
-    type_table = next(iter(parts.stacks.values())).embedding.type_table
-    if type_table is not None:
-        plain = plain + subject.values[type_table][call.inputs["token_types"]]
-    for operation in call.operations:
-        if operation.value.size == plain.size:
-            left = operation.value.reshape(plain.shape) - plain
-            rows = position_rows(left, table)
-            if is_same(table[rows], left):
-                return rows
-    return None
+    pads: list[dict[str, Any]] = [{}]
+    if found.fields["padding"] == "token":
+        tokens = np.unique(call.inputs["source" if len(parts.stacks) == 2 else "tokens"])
+        pads = [{"pad_id": pad} for pad in (found.fields.get("pad_id"), *map(int, tokens)) if pad is not None]
+    for fields in ({"position_count": "all"}, *({"position_count": "visible", **pad} for pad in pads)):
+        if call.shows(found.computed(call.inputs, f"{stack}.embedding", **fields)):
+            found.take(fields)
+            return

@@ -13,7 +13,6 @@ from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.numbers import is_same, settle
-from transparity_numpy.transformer import transformer
 
 LINEAR = "linear_attention"
 """The kind of a layer with a recurrence, as Qwen3-Next calls it."""
@@ -100,11 +99,8 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
         {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
     ]
     for fields in (*options, {"padding": "token"}, *pads):
-        tried = FoundFields({**found.fields, **fields}, found.parameters)
-        given: list[dict[str, Any]] = [dict(call.inputs) for call in calls]
-        made = (transformer(tried.config(), tried.parameters, **each) for each in given)
-        if all(is_same(each, call.output) for each, call in zip(made, calls, strict=True)):
-            found.fields |= fields
+        if all(is_same(found.computed(each.inputs, "logits", **fields), each.output) for each in calls):
+            found.take(fields)
             break
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"

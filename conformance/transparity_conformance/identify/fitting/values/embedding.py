@@ -179,10 +179,3 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         return None
     _, theta, layout, timescales = min(found, key=lambda each: each[0])
     return dataclasses.replace(plain, positions="sinusoidal", theta=theta, layout=layout, timescales=timescales)
-
-
-def position_rows(left: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The row of `table` that is added at each token, (batch, length)."""
-    distances = ((left[:, :, None] - table[None, None]) ** 2).sum(-1)
-    rows: np.ndarray = distances.argmin(-1)
-    return rows

@@ -48,30 +48,15 @@ def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
     }
 
 
-def padding_tokens(
-    masked: np.ndarray, tokens: np.ndarray, *, causal: bool, window: int | None, as_queries: bool = False
-) -> list[int]:
-    """The tokens (batch, length) that are masked as keys wherever neither the future nor a window is.
+def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
+    """The tokens (batch, length) whose keys (axis 1), or queries (axis 2), are masked where none is in `plain`."""
+    seen = np.broadcast_to(~plain.all(0), masked.shape)
 
-    Args:
-        masked: where scores are masked (batch, queries, keys).
-        tokens: those that are attended to.
-        causal: whether the future is masked.
-        window: the distance from which on keys are masked.
-        as_queries: the tokens that are masked as queries instead, which is a mistake.
-    """
-    _, queries, keys = masked.shape
-    distance = np.arange(queries)[:, None] - np.arange(keys)
-    seen = np.ones((queries, keys), bool)
-    seen &= (distance >= 0) | (not causal)
-    seen &= (np.abs(distance) < window) if window is not None else True
-    found = []
-    for token in np.unique(tokens):
-        is_token = tokens[:, :, None] == token if as_queries else tokens[:, None, :] == token
-        columns, others = is_token & seen, ~is_token & seen
-        if columns.any() and masked[columns].all() and not masked[others].all():
-            found.append(int(token))
-    return found
+    def is_hidden(token: int) -> bool:
+        of_token = np.expand_dims(tokens == token, axis) & seen
+        return bool(of_token.any() and masked[of_token].all() and not masked[seen & ~of_token].all())
+
+    return [int(token) for token in np.unique(tokens) if is_hidden(token)]
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:

@@ -13,6 +13,7 @@ from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.head import POOLERS, pool
+from transparity_numpy.transformer import read_alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +35,6 @@ class Head:
         """What the first of these maps reads (rows, width), or the output itself."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
-
-    def of(self, states: np.ndarray) -> np.ndarray:
-        """The output for pooled states (…, width)."""
-        if self.pooler is not None:
-            states = POOLERS[self.activation](_applied(self.pooler, states))
-        return states if self.linear is None else _applied(self.linear, states)
-
-
-def _applied(linear: Linear, x: np.ndarray) -> np.ndarray:
-    made: np.ndarray = x @ linear.weight.T
-    return made if linear.bias is None else made + linear.bias
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
@@ -99,11 +89,6 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
     """The pooled states of a call, as the reference pools them."""
-    tokens = None if config.reads_pixels else inputs["tokens"]
-    if "attention_mask" in inputs and config.padding == "attention-mask":
-        visible = inputs["attention_mask"] != 0
-    elif tokens is None or config.pad_id is None:
-        visible = np.ones(states.shape[:2], bool)
-    else:
-        visible = tokens != config.pad_id
+    tokens = inputs.get("tokens")
+    _, visible = read_alone(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
     return pool(config, states, visible, tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from transparity_conformance.identify.fitting.structure import Attention, FeedFo
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding
 from transparity_conformance.identify.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
-from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
+from transparity_conformance.identify.fitting.values.norms import eps_besides, factor_behind, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
 from transparity_conformance.identify.fitting.values.pooling import pooled_states, pooling_fields
 from transparity_conformance.oracle.oracle import Arrays
@@ -131,9 +133,14 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     kinds = {(norm.kind, norm.gain) for norm in norms}
     if len(kinds) > 1:
         raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
-    kind, eps = kind_and_eps(norms, subject.values)
+    last = streams[-1].norms.get("final_norm")
+    kind, eps = kind_and_eps([each for each in norms if each is not last] or norms, subject.values)
+    factor = 1.0 if last is None else factor_behind(last, kind, eps, subject.values)
+    found.fields |= _head_scale(factor * streams[-1].head_factor, streams[-1].output.shape[1])
     named = {
-        f"{stack}.{name.removeprefix(stack + '.')}": norm
+        f"{stack}.{name.removeprefix(stack + '.')}": dataclasses.replace(norm, factors=norm.factors / factor)
+        if norm is last
+        else norm
         for stack, each in parts.stacks.items()
         for name, norm in each.stream.norms.items()
     }
@@ -160,6 +167,18 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
                 parts_.append(np.zeros_like(parts_[0]))
             for leaf, value in zip(NORM_PARTS, parts_, strict=False):
                 found.parameters[f"{scope}.{leaf}"] = value
+
+
+def _head_scale(factor: float, width: int) -> dict[str, Any]:
+    """The fields that give the factor of the head's input: those with the simplest multiplier."""
+    options = {"none": factor, "embed_dim": factor * width**0.5}
+    settled = {name: settle(each, functools.partial(_apart, each), (), "float32") for name, each in options.items()}
+    name = min(settled, key=lambda each: digits(settled[each]))
+    return {"head_scale": name, "head_multiplier": settled[name]}
+
+
+def _apart(number: float, tried: float) -> float:
+    return abs(tried / number - 1)
 
 
 def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -229,8 +248,7 @@ def _looked_up(stack: str, made: Embedding, subject: FittedModel) -> Arrays:
 
 def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     head, stream = parts.head, parts.last.stream
-    found.fields |= {"head": head.kind, "head_scale": "embed_dim" if stream.head_scaled else "none"}
-    found.fields["residual_multiplier"] = stream.multiplier
+    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier}
     if head.is_pooled:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:
@@ -244,7 +262,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         found.fields["num_classes"] = len(linear.weight)
     else:
         multiplier = head_multiplier(linear.made, parts.heard.output)
-        found.fields["head_multiplier"] = multiplier * stream.head_multiplier
+        found.fields["head_multiplier"] *= multiplier
         found.fields["final_softcap"] = None if multiplier != 1 else final_softcap(linear.made, parts.heard.output)
     found.put("head", linear, bias=linear.bias is not None)
     if is_tied:

@@ -72,8 +72,9 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
                 x = each.split(getattr(each, role))
                 vector, over, made = next(_norms_of(found, parts.heard, x, vectors), (None, "head", x))
                 result[f"{name}.{role}"] = made
-                found.fields |= {"query_key_norm": vector is not None, "query_key_norm_over": over}
+                found.fields["query_key_norm"] = vector is not None
                 if vector is not None:
+                    found.fields.setdefault("query_key_norm_over", over)
                     found.parameters[f"{name}.{role}_norm.weight"] = vectors.pop(vector)
     return result
 
@@ -82,7 +83,9 @@ def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """The vectors with which a norm of queries or keys is an operation, over what they are normed, and the result."""
-    for over, size in (("head", x.shape[3]), ("projection", x.shape[1] * x.shape[3])):
+    sizes = {"head": x.shape[3], "projection": x.shape[1] * x.shape[3]}
+    before = found.fields.get("query_key_norm_over")
+    for over, size in sizes.items() if before is None else [(before, sizes[before])]:
         config = found.config(query_key_norm=True, query_key_norm_over=over)
         for name, gain in vectors.items():
             if gain.size == size and heard.shows(made := query_key_norm(config, {"weight": gain}, x)):

@@ -14,7 +14,7 @@ from transparity.config import Branches, NormPosition
 from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward, Sublayer
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
-from transparity_conformance.identify.fitting.values.numbers import difference, digits, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import difference, is_same, settle
 from transparity_conformance.identify.fitting.values.pooling import is_mean
 from transparity_conformance.listening.operation import Operation
 
@@ -38,16 +38,10 @@ class Stream:
     final_norm: bool = False
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
-    head_scaled: bool = False
-    head_multiplier: float = 1.0
-    """Factor of the head's input, where it is found behind a norm."""
+    head_factor: float = 1.0
+    """Factor of the head's input, beside that in the result of its norm."""
     multiplier: float = 1.0
     """Factor of what sublayers add to the residual."""
-
-    @property
-    def places(self) -> tuple[object, ...]:
-        """Where the norms are that both stacks have."""
-        return self.position, self.embedding_norm, self.final_norm
 
 
 def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
@@ -226,57 +220,32 @@ class Walk:
             for norm, value in self._after(norms, x, 0, len(self.operations)):
                 yield self._normed(made, norm, value)
             return
-        plain = next(self._plain_ends(made, x), None)
-        if plain is not None:
-            yield plain
-            return
-        yield from self._scaled_ends(made, norms, x)
-        for given, is_state in self.end.of(x):
-            if is_state:
-                yield from self._normed_ends(made, norms, given)
+        ends = itertools.chain(self._plain_ends(made, x), self._normed_ends(made, norms, x))
+        yield from itertools.islice(ends, 1)
 
     def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
         """The ways in which a stack may end without a norm."""
-        assert self.end is not None
-        for given, _ in self.end.of(x):
-            for factor in (1.0, self.width**0.5):
-                if is_same(given, self.end.value * factor):
-                    yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
-            factor_between = _factor_between(given, self.end.value)
-            if factor_between is not None:
-                yield dataclasses.replace(made, output=x, head_multiplier=factor_between)
-
-    def _normed_ends(self, made: Stream, norms: Norms, given: np.ndarray) -> Iterator[Stream]:
-        """The way in which a stack may end with a norm, of whose result no operation is known: it makes numbers of size
-        1, and a scale behind it divides them by √embed_dim."""
-        assert self.end is not None
-        value = self.end.value
-        tried = [(norms.between(given, value * factor), factor) for factor in (1.0, self.width**0.5)]
-        made_by = [(abs(np.log(norm.size())), norm, factor) for norm, factor in tried if norm is not None]
-        if made_by:
-            _, norm, factor = min(made_by, key=lambda each: each[0])
-            yield self._normed(made, norm, value, head_scaled=factor != 1)
-
-    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """The way in which a stack may end with a norm whose result, of size 1, the head is given times a factor."""
-        assert self.end is not None
-        found: list[tuple[float, Norm, float]] = []
-        for norm, value in self._after(norms, x, 0, len(self.operations)):
-            factors = (_factor_between(given, self.end.value) for given, _ in self.end.of(value))
-            factor = next((each for each in factors if each is not None), None)
+        for given, _ in self.end.of(x) if self.end else ():
+            factor = _factor_between(given, self.end.value)  # type: ignore[union-attr]
             if factor is not None:
-                found.append((abs(float(np.log(norm.size()))), norm, factor))
-        if found:
-            _, norm, factor = min(found, key=lambda each: each[0])
-            rest = _factor_between(x, x * factor * self.width**0.5) or 0.0
-            is_scaled = digits(rest) < digits(factor)
-            end = self._normed(made, norm, self.end.value, head_scaled=is_scaled)
-            yield dataclasses.replace(end, head_multiplier=rest if is_scaled else factor)
+                yield dataclasses.replace(made, output=x, head_factor=factor)
+
+    def _normed_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
+        """The ways in which a stack may end with a norm, whose result may be multiplied before an operation has it."""
+        assert self.end is not None
+        for norm, value in self._after(norms, x, 0, len(self.operations)):
+            for given, _ in self.end.of(value):
+                factor = _factor_between(given, self.end.value)
+                if factor is not None:
+                    yield dataclasses.replace(self._normed(made, norm, value), head_factor=factor)
+        for given, is_state in self.end.of(x):
+            norm_or_none = norms.between(given, self.end.value) if is_state else None
+            if norm_or_none is not None:
+                yield self._normed(made, norm_or_none, self.end.value)
 
     @staticmethod
-    def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:
-        norms = {**made.norms, "final_norm": norm}
-        return dataclasses.replace(made, norms=norms, final_norm=True, output=value, head_scaled=head_scaled)
+    def _normed(made: Stream, norm: Norm, value: np.ndarray) -> Stream:
+        return dataclasses.replace(made, norms={**made.norms, "final_norm": norm}, final_norm=True, output=value)
 
     def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
         """The norms of `x` among the values of operations from `begin` to `end`."""

@@ -11,19 +11,23 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.found import FoundFields
-from transparity_conformance.identify.fitting.mixture.experts import Experts
-from transparity_conformance.identify.fitting.mixture.reading import read_experts
-from transparity_conformance.identify.fitting.padding import read_masks
+from transparity_conformance.identify.fitting.masks import read_masks
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding
-from transparity_conformance.identify.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
+from transparity_conformance.identify.fitting.values.experts import Experts, read_experts
+from transparity_conformance.identify.fitting.values.head import (
+    activation_of,
+    final_softcap,
+    head_multiplier,
+    pooled_states,
+    pooling_fields,
+)
 from transparity_conformance.identify.fitting.values.norms import eps_besides, factor_behind, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
-from transparity_conformance.identify.fitting.values.pooling import pooled_states, pooling_fields
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.head import pooled_head

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from transparity.config import Branches, NormPosition
-from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward, Sublayer
+from transparity_conformance.identify.fitting.values.experts import Experts
+from transparity_conformance.identify.fitting.values.head import is_mean
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
 from transparity_conformance.identify.fitting.values.numbers import difference, is_same, settle
-from transparity_conformance.identify.fitting.values.pooling import is_mean
 from transparity_conformance.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -90,15 +90,6 @@ class End:
 
 
 @dataclass
-class _Branches:
-    """A layer of parallel branches: its input, the attention's input, and the sum of the branches so far."""
-
-    entered: np.ndarray
-    attended: np.ndarray
-    added: np.ndarray
-
-
-@dataclass
 class Walk:
     """One stack: its embedding, its sublayers by our names, and what reads its output."""
 
@@ -132,32 +123,23 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
-        branches = _Branches(x, x, np.zeros_like(x))
+        entered, attended, added = x, x, np.zeros_like(x)
         for name, sublayer in self.sublayers:
-            given = sublayer.given.reshape(-1, self.width)
-            if made.branches != "sequential":
-                behind = self._branch(made, norms, name, sublayer, branches, x)
-                if behind is None:
-                    return None
-                x = behind
-                continue
-            if made.position in ("post", "branch"):
-                if not is_same(x, given):
-                    return None
+            given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
+            is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
+            if not is_beside:  # else it is a branch beside the attention before it
+                entered, attended, added = x, given, np.zeros_like(x)
+            if is_beside and made.branches == "parallel-one-norm":
+                is_read = is_same(attended, given)
+            elif made.position in ("post", "branch"):
+                is_read = is_same(entered, given)
             else:
-                norm = norms.between(x, given)
-                if norm is None:
-                    return None
-                self._take(norms, made, f"{name}_norm", norm)
-            if (
-                isinstance(sublayer, Attention)
-                and "cross" in name
-                and not self._reads_memory(made, norms, name, sublayer)
-            ):
+                is_read = self._is_normed(made, norms, f"{name}_norm", entered, given)
+            if not is_read or ("cross" in name and not self._reads_memory(made, norms, name, sublayer)):
                 return None
-            at, y = sublayer.result
+            added = added + y
             if made.position == "pre":
-                x = self._added(made, x, y, at)
+                x = self._added(made, entered, added, at)
                 continue
             normed = self._added(made, x, y, at) if made.position == "post" else y
             found = next(self._after(norms, normed, at, at + AHEAD), None)
@@ -168,25 +150,12 @@ class Walk:
             x = result if made.position == "post" else self._added(made, x, result, at)
         return x
 
-    def _branch(
-        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, branches: _Branches, x: np.ndarray
-    ) -> np.ndarray | None:
-        """The stream behind a sublayer that is a branch of its layer; None if the places of the norms are wrong."""
-        given = sublayer.given.reshape(-1, self.width)
-        is_forward = isinstance(sublayer, FeedForward | Experts)
-        if not is_forward:
-            branches.entered, branches.attended, branches.added = x, given, np.zeros_like(x)
-        if made.branches == "parallel-one-norm" and is_forward:
-            if not is_same(branches.attended, given):
-                return None
-        else:
-            norm = norms.between(branches.entered, given)
-            if norm is None:
-                return None
-            self._take(norms, made, f"{name}_norm", norm)
-        at, y = sublayer.result
-        branches.added = branches.added + y
-        return self._added(made, branches.entered, branches.added, at)
+    def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
+        """Return whether a norm, which is then taken, makes what is given of `x`."""
+        norm = norms.between(x, given)
+        if norm is not None:
+            self._take(norms, made, name, norm)
+        return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""
@@ -204,13 +173,10 @@ class Walk:
         if self.memory is None or not isinstance(sublayer, Attention):
             return False
         given = sublayer.key.given.reshape(-1, self.width)
-        if is_same(self.memory, given):
-            return True
-        norm = norms.between(self.memory, given)
-        if norm is None:
-            return False
-        made.memory_norm = True
-        self._take(norms, made, name.replace("cross_attention", "memory_norm"), norm)
+        if not is_same(self.memory, given):
+            made.memory_norm = True
+            place = name.replace("cross_attention", "memory_norm")
+            return self._is_normed(made, norms, place, self.memory, given)
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:

@@ -1,13 +1,15 @@
-"""The inputs with which a model is called: plain tokens, those that may be padding, and masks."""
+"""The calls of a model that is fitted: tokens, some of which may be padding, masks, images and audio."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.signals.calls import BATCH, frames_of, take_image
+from transparity.config import TransformerConfig
+from transparity_conformance.identify.fitting.calls.kernels import frame_shapes, image_shapes
+from transparity_conformance.identify.fitting.calls.signals import image_embedding
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ModuleError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
@@ -162,3 +164,71 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
     signals = {name: value for name, value in plain.items() if value.dtype.kind == "f"}
     every = signals | rows
     return {name: np.stack([every[name][i % len(every[name])] for i in range(most)]) for name in every}
+
+
+BATCH = 3
+
+NO_IMAGES = "The module takes images, and none of its parameters is a map of square patches; expected one, as a kernel "
+NO_IMAGES += "whose stride is its size or as a matrix."
+
+NO_FRAMES = "The module takes frames of audio, and none of its parameters are two convolutions over time of width 3, "
+NO_FRAMES += "one behind the other; expected them."
+
+
+def take_image(subject: FittedModel) -> np.ndarray:
+    """Random images of the first size that the module takes; `subject` knows the positions that they become."""
+    error: FitError = FitError(NO_IMAGES)
+    for shape in image_shapes(subject.values):
+        pixels = drawn(subject, BATCH, shape)
+        subject.positions = {"pixels": 1}  # unknown until the call is taken apart
+        try:
+            heard = subject.hear({"pixels": pixels})
+        except ModuleError as raised:
+            error = raised
+            continue
+        found = image_embedding(heard, subject.values)
+        subject.positions = {"pixels": found.length(BATCH)}
+        more = found.fields["patch_size"]
+        if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
+            subject.loose.add("pixels")
+        return pixels
+    raise error
+
+
+def frames_of(subject: FittedModel) -> Iterable[np.ndarray]:
+    """Random spectrograms of the sizes that the module may take, the likeliest first."""
+    tables = {name: value.shape for name, value in {**subject.values, **subject.kept()}.items()}
+    shapes = list(dict.fromkeys(frame_shapes(subject.values, tables)))
+    if not shapes:
+        raise FitError(NO_FRAMES)
+    for shape in shapes:
+        yield drawn(subject, BATCH, shape)
+
+
+def drawn(subject: FittedModel, batch: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that are all different."""
+    return subject.random.normal(size=(batch, *shape)).astype(np.float32)
+
+
+def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
+    """The most tokens that the module answers, at most those of a configuration that names no length.
+
+    Args:
+        subject: the module.
+        inputs: tokens that it answers.
+    """
+    if not subject.tokens:
+        return max(subject.positions.values())
+    low = max(inputs[name].shape[1] for name in subject.tokens)
+    high = max(low, TransformerConfig.max_length)
+    while low < high:
+        tried = high if high == TransformerConfig.max_length else (low + high + 1) // 2
+        low, high = (tried, high) if _takes(subject, inputs, tried) else (low, tried - 1)
+    return low
+
+
+def _takes(subject: FittedModel, inputs: Arrays, length: int) -> bool:
+    """Return whether the module answers inputs of this length."""
+    whole = {name: inputs[name] for name in subject.positions}
+    rest = {name: value for name, value in inputs.items() if name not in whole}
+    return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

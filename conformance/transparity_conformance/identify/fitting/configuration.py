@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +21,11 @@ from transparity_conformance.identify.fitting.values.experts import Experts, rea
 from transparity_conformance.identify.fitting.values.head import (
     activation_of,
     final_softcap,
-    head_multiplier,
     pooled_states,
     pooling_fields,
 )
 from transparity_conformance.identify.fitting.values.norms import eps_besides, factor_behind, kind_and_eps
-from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.head import pooled_head
@@ -140,7 +138,8 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     last = streams[-1].norms.get("final_norm")
     kind, eps = kind_and_eps([each for each in norms if each is not last] or norms, subject.values)
     factor = 1.0 if last is None else factor_behind(last, kind, eps, subject.values)
-    found.fields |= _head_scale(factor * streams[-1].head_factor, streams[-1].output.shape[1])
+    scaled = _scaled(settled(factor * streams[-1].head_factor), streams[-1].output.shape[1] ** -0.5)
+    found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     named = {
         f"{stack}.{name.removeprefix(stack + '.')}": dataclasses.replace(norm, factors=norm.factors / factor)
         if norm is last
@@ -173,16 +172,10 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
                 found.parameters[f"{scope}.{leaf}"] = value
 
 
-def _head_scale(factor: float, width: int) -> dict[str, Any]:
-    """The fields that give the factor of the head's input: those with the simplest multiplier."""
-    options = {"none": factor, "embed_dim": factor * width**0.5}
-    settled = {name: settle(each, functools.partial(_apart, each), (), "float32") for name, each in options.items()}
-    name = min(settled, key=lambda each: digits(settled[each]))
-    return {"head_scale": name, "head_multiplier": settled[name]}
-
-
-def _apart(number: float, tried: float) -> float:
-    return abs(tried / number - 1)
+def _scaled(factor: float, root: float) -> dict[str, float]:
+    """The multipliers by which a factor may be written: alone, and of √embed_dim; first the simplest."""
+    options = {"none": factor, "embed_dim": settled(factor / root)}
+    return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 
 
 def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -206,14 +199,11 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
     """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
-    root = last.value.shape[1] ** 0.5
-    by_width = settle(last.scale / root, lambda tried: abs(tried * root / last.scale - 1), (), "float32")
-    options = [("none", last.scale), ("embed_dim", by_width)]
-    name, multiplier = min(options, key=lambda each: (each[1] != 1, digits(each[1])))
+    options = _scaled(last.scale, last.value.shape[1] ** 0.5)
+    (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
-    same = [f"{each} with the multiplier {m:g}" for each, m in options if each != name and digits(m) <= FEW]
-    if same and last.scale != 1:
-        found.untold["embedding_scale"] = f"{same[0]} computes the same"
+    if digits(another) <= FEW and last.scale != 1:
+        found.untold["embedding_scale"] = f"{other} with the multiplier {another:g} computes the same"
         found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
 
 
@@ -265,9 +255,9 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     if head.kind == "classes":
         found.fields["num_classes"] = len(linear.weight)
     else:
-        multiplier = head_multiplier(linear.made, parts.heard.output)
-        found.fields["head_multiplier"] *= multiplier
-        found.fields["final_softcap"] = None if multiplier != 1 else final_softcap(linear.made, parts.heard.output)
+        multiplier = factor_between(linear.made.reshape(parts.heard.output.shape), parts.heard.output)
+        found.fields["head_multiplier"] *= multiplier or 1
+        found.fields["final_softcap"] = None if multiplier else final_softcap(linear.made, parts.heard.output)
     found.put("head", linear, bias=linear.bias is not None)
     if is_tied:
         del found.parameters["head.weight"]

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from transparity_conformance.identify.fitting.structure import Attention, FeedFo
 from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.head import is_mean
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
-from transparity_conformance.identify.fitting.values.numbers import difference, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import factor_between, is_same
 from transparity_conformance.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -42,20 +41,6 @@ class Stream:
     """Factor of the head's input, beside that in the result of its norm."""
     multiplier: float = 1.0
     """Factor of what sublayers add to the residual."""
-
-
-def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
-    return difference(x + factor * y, value)
-
-
-def _factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """The number by which `x` is multiplied to be `made`; None if there is none."""
-    if not x.any():
-        return None
-    factor = float((x * made).sum() / (x * x).sum())
-    if not is_same(x * factor, made):
-        return None
-    return settle(factor, partial(_residual_error, np.zeros_like(x), x, made))
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -163,10 +148,10 @@ class Walk:
         if any(is_same(x + y, value) for value in behind):
             return x + y
         for value in behind:
-            factor = float(((value - x) * y).sum() / (y * y).sum())
-            if factor > 0 and is_same(x + factor * y, value) and not is_same(x, value):
-                made.multiplier = settle(factor, partial(_residual_error, x, y, value))
-                return x + made.multiplier * y
+            factor = None if is_same(x, value) else factor_between(y, value - x)
+            if factor is not None and factor > 0:
+                made.multiplier = factor
+                return x + factor * y
         return x + y
 
     def _reads_memory(self, made: Stream, norms: Norms, name: str, sublayer: Sublayer) -> bool:
@@ -192,7 +177,7 @@ class Walk:
     def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
         """The ways in which a stack may end without a norm."""
         for given, _ in self.end.of(x) if self.end else ():
-            factor = _factor_between(given, self.end.value)  # type: ignore[union-attr]
+            factor = factor_between(given, self.end.value)  # type: ignore[union-attr]
             if factor is not None:
                 yield dataclasses.replace(made, output=x, head_factor=factor)
 
@@ -201,7 +186,7 @@ class Walk:
         assert self.end is not None
         for norm, value in self._after(norms, x, 0, len(self.operations)):
             for given, _ in self.end.of(value):
-                factor = _factor_between(given, self.end.value)
+                factor = factor_between(given, self.end.value)
                 if factor is not None:
                     yield dataclasses.replace(self._normed(made, norm, value), head_factor=factor)
         for given, is_state in self.end.of(x):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 
 FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
+
+Option, Taken = TypeVar("Option"), TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
@@ -57,41 +60,45 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     """Frames of audio, of the sizes that the module takes, and tokens."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
-    error: FitError | None = None
-    for frames in frames_of(subject):
+
+    def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:
         subject.positions = {"source": frames.shape[2] // 2}
-        try:
-            sizes, target = _of_tokens(subject, {"source": frames})
-        except ModuleError as raised:
-            error = error or raised
-            continue
+        sizes, target = _of_tokens(subject, {"source": frames})
         if subject.takes({**target, "source": np.pad(frames, ((0, 0), (0, 0), (0, 2)))}):
             subject.loose.add("source")
         return sizes, {**target, "source": frames}
-    assert error is not None
-    raise error
+
+    shapes = dict.fromkeys(frame_shapes(subject.values, {**subject.values, **subject.kept()}))
+    return _first_taken((drawn(subject, shape) for shape in shapes), taken, NO_FRAMES)
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
     """Tokens of the first lengths that the module takes, beside what is `given`."""
-    error: FitError | None = None
-    for each in LENGTHS:
-        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, each, strict=False))
+
+    def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
+        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
         lengths = {name: length - (length in subject.positions.values()) for name, length in lengths.items()}
         lengths = {name: lengths[name] for name in subject.tokens}
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
-        try:
-            heard = subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
-            sizes = _tables(subject, heard)
-            plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
-            plain = with_further(subject, {**(given or {}), **plain}, sizes)
-            subject.call(plain)
-        except ModuleError as raised:
-            error = error or raised
-            continue
+        sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **inputs}, {})))
+        plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
+        plain = with_further(subject, {**(given or {}), **plain}, sizes)
+        subject.call(plain)
         return sizes, plain
-    assert error is not None
-    raise error
+
+    return _first_taken(LENGTHS, taken)
+
+
+def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
+    """What `taken` returns of the first of the options that the module takes; raises its first error if it takes none,
+    or `without` if there is no option."""
+    errors = [FitError(without)]
+    for each in options:
+        try:
+            return taken(each)
+        except ModuleError as error:
+            errors.append(error)
+    raise errors[min(1, len(errors) - 1)]
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
@@ -177,37 +184,22 @@ NO_FRAMES += "one behind the other; expected them."
 
 def take_image(subject: FittedModel) -> np.ndarray:
     """Random images of the first size that the module takes; `subject` knows the positions that they become."""
-    error: FitError = FitError(NO_IMAGES)
-    for shape in image_shapes(subject.values):
-        pixels = drawn(subject, BATCH, shape)
+
+    def taken(pixels: np.ndarray) -> np.ndarray:
         subject.positions = {"pixels": 1}  # unknown until the call is taken apart
-        try:
-            heard = subject.hear({"pixels": pixels})
-        except ModuleError as raised:
-            error = raised
-            continue
-        found = image_embedding(heard, subject.values)
+        found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
         subject.positions = {"pixels": found.length(BATCH)}
         more = found.fields["patch_size"]
         if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
             subject.loose.add("pixels")
         return pixels
-    raise error
+
+    return _first_taken((drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
 
 
-def frames_of(subject: FittedModel) -> Iterable[np.ndarray]:
-    """Random spectrograms of the sizes that the module may take, the likeliest first."""
-    tables = {name: value.shape for name, value in {**subject.values, **subject.kept()}.items()}
-    shapes = list(dict.fromkeys(frame_shapes(subject.values, tables)))
-    if not shapes:
-        raise FitError(NO_FRAMES)
-    for shape in shapes:
-        yield drawn(subject, BATCH, shape)
-
-
-def drawn(subject: FittedModel, batch: int, shape: tuple[int, ...]) -> np.ndarray:
+def drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers that are all different."""
-    return subject.random.normal(size=(batch, *shape)).astype(np.float32)
+    return subject.random.normal(size=(BATCH, *shape)).astype(np.float32)
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:

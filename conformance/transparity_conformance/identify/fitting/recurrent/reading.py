@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from transparity.config import FULL, repeating
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.numbers import is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 
 LINEAR = "linear_attention"
 """The kind of a layer with a recurrence, as Qwen3-Next calls it."""
@@ -63,15 +62,11 @@ def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
         ("time_step_most", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
     ):
         if is_beyond.any():
-            fields[name] = settle(bound, functools.partial(_apart, bound), (), "float32")
+            fields[name] = settled(bound)
         else:
             side = "short" if name == "time_step_least" else "long"
             found.untold[name] = f"no time step is so {side} that a bound shows"
     return fields
-
-
-def _apart(bound: float, tried: float) -> float:
-    return abs(tried / bound - 1)
 
 
 def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:

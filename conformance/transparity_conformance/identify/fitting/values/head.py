@@ -36,15 +36,6 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
     return name, swapped  # type: ignore[return-value]
 
 
-def head_multiplier(logits: np.ndarray, output: np.ndarray) -> float:
-    """The factor of the logits; 1 for none, and where they are not multiplied alone."""
-    output = output.reshape(logits.shape)
-    factor = float((logits * output).sum() / (logits * logits).sum())
-    if is_same(logits, output) or not is_same(factor * logits, output):
-        return 1.0
-    return settle(factor, lambda tried: difference(tried * logits, output))
-
-
 def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
     """The cap by which a head bounds its logits; None for none."""
     output = output.reshape(logits.shape)

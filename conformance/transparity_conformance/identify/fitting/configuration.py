@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import recording
 from transparity_conformance.identify.fitting.found import FoundFields
-from transparity_conformance.identify.fitting.mixture.experts import Experts
-from transparity_conformance.identify.fitting.mixture.reading import read_experts
-from transparity_conformance.identify.fitting.padding import read_masks
+from transparity_conformance.identify.fitting.masks import read_masks
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding
-from transparity_conformance.identify.fitting.values.feed_forward import activation_of, final_softcap, head_multiplier
-from transparity_conformance.identify.fitting.values.norms import eps_besides, kind_and_eps
-from transparity_conformance.identify.fitting.values.numbers import digits, is_same, settle
-from transparity_conformance.identify.fitting.values.pooling import pooled_states, pooling_fields
+from transparity_conformance.identify.fitting.values.experts import Experts, read_experts
+from transparity_conformance.identify.fitting.values.head import (
+    activation_of,
+    final_softcap,
+    pooled_states,
+    pooling_fields,
+)
+from transparity_conformance.identify.fitting.values.norms import eps_besides, factor_behind, kind_and_eps
+from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.transformer import transformer
+from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.head import pooled_head
 
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
@@ -42,7 +46,7 @@ def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[Recorde
     _head(found, subject, parts)
     read_attention(found, subject, parts)
     if any(stack.attentions() for stack in parts.stacks.values()):
-        read_masks(found, subject, parts, calls)
+        read_masks(found, parts, calls)
     read_recurrences(found, subject, parts.heard, parts.last.recurrences, parts.last.mixers)
     if "mask_value" not in found.fields:
         read_masks_of_recurrences(found, subject, calls)
@@ -59,6 +63,8 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         if stack.embedding.reads_tokens:
             found.fields[f"{side}_vocab_size"] = len(subject.values[stack.embedding.table])
         found.fields[f"num_{name}_layers"] = stack.layers
+    if not parts.last.embedding.reads_tokens:
+        found.fields["pad_id"] = None
     forward = next((each for _, each in parts.last.sublayers if isinstance(each, FeedForward)), None)
     found.fields |= {
         "embed_dim": parts.last.embedding.value.shape[1],
@@ -129,9 +135,15 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     kinds = {(norm.kind, norm.gain) for norm in norms}
     if len(kinds) > 1:
         raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
-    kind, eps = kind_and_eps(norms, subject.values)
+    last = streams[-1].norms.get("final_norm")
+    kind, eps = kind_and_eps([each for each in norms if each is not last] or norms, subject.values)
+    factor = 1.0 if last is None else factor_behind(last, kind, eps, subject.values)
+    scaled = _scaled(settled(factor * streams[-1].head_factor), streams[-1].output.shape[1] ** -0.5)
+    found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     named = {
-        f"{stack}.{name.removeprefix(stack + '.')}": norm
+        f"{stack}.{name.removeprefix(stack + '.')}": dataclasses.replace(norm, factors=norm.factors / factor)
+        if norm is last
+        else norm
         for stack, each in parts.stacks.items()
         for name, norm in each.stream.norms.items()
     }
@@ -160,6 +172,12 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
                 found.parameters[f"{scope}.{leaf}"] = value
 
 
+def _scaled(factor: float, root: float) -> dict[str, float]:
+    """The multipliers by which a factor may be written: alone, and of √embed_dim; first the simplest."""
+    options = {"none": factor, "embed_dim": settled(factor / root)}
+    return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
+
+
 def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     stacks = parts.stacks
     tables = [stack.embedding.table for stack in stacks.values()]
@@ -181,14 +199,11 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
     """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
-    root = last.value.shape[1] ** 0.5
-    by_width = settle(last.scale / root, lambda tried: abs(tried * root / last.scale - 1), (), "float32")
-    options = [("none", last.scale), ("embed_dim", by_width)]
-    name, multiplier = min(options, key=lambda each: (each[1] != 1, digits(each[1])))
+    options = _scaled(last.scale, last.value.shape[1] ** 0.5)
+    (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
-    same = [f"{each} with the multiplier {m:g}" for each, m in options if each != name and digits(m) <= FEW]
-    if same and last.scale != 1:
-        found.untold["embedding_scale"] = f"{same[0]} computes the same"
+    if digits(another) <= FEW and last.scale != 1:
+        found.untold["embedding_scale"] = f"{other} with the multiplier {another:g} computes the same"
         found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
 
 
@@ -227,8 +242,7 @@ def _looked_up(stack: str, made: Embedding, subject: FittedModel) -> Arrays:
 
 def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     head, stream = parts.head, parts.last.stream
-    found.fields |= {"head": head.kind, "head_scale": "embed_dim" if stream.head_scaled else "none"}
-    found.fields["residual_multiplier"] = stream.multiplier
+    found.fields |= {"head": head.kind, "residual_multiplier": stream.multiplier}
     if head.is_pooled:
         found.fields["pooler"] = head.activation
     if head.pooler is not None:
@@ -241,9 +255,9 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     if head.kind == "classes":
         found.fields["num_classes"] = len(linear.weight)
     else:
-        multiplier = head_multiplier(linear.made, parts.heard.output)
-        found.fields["head_multiplier"] = multiplier * stream.head_multiplier
-        found.fields["final_softcap"] = None if multiplier != 1 else final_softcap(linear.made, parts.heard.output)
+        multiplier = factor_between(linear.made.reshape(parts.heard.output.shape), parts.heard.output)
+        found.fields["head_multiplier"] *= multiplier or 1
+        found.fields["final_softcap"] = None if multiplier else final_softcap(linear.made, parts.heard.output)
     found.put("head", linear, bias=linear.bias is not None)
     if is_tied:
         del found.parameters["head.weight"]
@@ -254,21 +268,13 @@ def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) ->
     head = parts.head
     if not head.is_pooled:
         return
-    tokens = parts.heard.inputs.get("tokens")
-    stack = next(iter(parts.stacks))
+    tokens, stack = parts.heard.inputs.get("tokens"), next(iter(parts.stacks))
     size = 0 if tokens is None else found.fields[f"{'target' if stack == 'decoder' else 'source'}_vocab_size"]
-    states = []
-    for call in calls:
-        taps: Arrays = {}
-        given: dict[str, Any] = dict(call.inputs)
-        transformer(found.config(), found.parameters, tap=recording(taps), **given)
-        states.append(taps[f"{stack}.output"])
+    states, tree = [found.computed(call.inputs, f"{stack}.output") for call in calls], nest(found.parameters)
     has_mask = tokens is None or found.fields["padding"] == "attention-mask"
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
-        config = FoundFields({**found.fields, **fields}).config()
+        config = found.config(**fields)
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        if all(is_same(head.of(each), call.output) for each, call in zip(pooled, calls, strict=True)):
-            found.fields |= fields
-            for name in fields:
-                found.untold.pop(name, None)
+        if all(is_same(pooled_head(config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)):
+            found.take(fields)
             return

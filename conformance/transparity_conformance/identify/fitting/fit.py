@@ -13,16 +13,21 @@ from typing import Any, get_args
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.identify.fitting.calls.inputs import first_answer, masked, paddings, with_further
-from transparity_conformance.identify.fitting.calls.lengths import longest_taken
+from transparity_conformance.identify.fitting.calls.inputs import (
+    first_answer,
+    longest_taken,
+    masked,
+    paddings,
+    with_further,
+)
 from transparity_conformance.identify.fitting.configuration import configuration_of
 from transparity_conformance.identify.fitting.found import FoundFields
+from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
-from transparity_conformance.identify.fitting.values.masks import is_causal
 from transparity_conformance.identify.fitting.values.scores import scores_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe

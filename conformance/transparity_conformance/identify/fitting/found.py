@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +11,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
+from transparity_conformance.diagnosis.walk import TapReached
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.transformer import transformer
 
 
 @dataclass
@@ -28,12 +32,33 @@ class FoundFields:
     relative_distances: list[int] = field(default_factory=list)
     """The largest distances of relative positions that all stacks allow."""
 
-    def config(self) -> TransformerConfig:
-        """The configuration; raises `FitError` if its fields do not fit together."""
+    def config(self, **others: Any) -> TransformerConfig:
+        """The configuration, with `others` in place of some fields; raises `FitError` if they do not fit together."""
         try:
-            return TransformerConfig(**self.fields)
+            return TransformerConfig(**self.fields | others)
         except ConfigError as error:
             raise FitError(f"What was found fits no configuration: {error}") from None
+
+    def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
+        """The value of the reference at a tap with what is found, and `others` in place of some fields."""
+        taps: Arrays = {}
+
+        def record(name: str, value: np.ndarray) -> np.ndarray:
+            taps[name] = value
+            if name == tap:
+                raise TapReached
+            return value
+
+        given: dict[str, Any] = dict(inputs)
+        with contextlib.suppress(TapReached):
+            transformer(self.config(**others), self.parameters, tap=record, **given)
+        return taps[tap]
+
+    def take(self, fields: Mapping[str, Any]) -> None:
+        """Note fields that a call shows."""
+        self.fields |= fields
+        for name in fields:
+            self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
         """Keep the parameters of a linear map; a bias that only others of its kind have is 0."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.mixture.experts import Experts, experts_in
+from transparity_conformance.identify.fitting.calls.signals import frame_embedding, image_embedding
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution, convolutions_in, grouped
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
-from transparity_conformance.identify.fitting.signals.embedding import frame_embedding, image_embedding
 from transparity_conformance.identify.fitting.stream import End, Stream, Walk
 from transparity_conformance.identify.fitting.structure import (
     Attention,
@@ -22,10 +21,11 @@ from transparity_conformance.identify.fitting.structure import (
 )
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding, embedding
+from transparity_conformance.identify.fitting.values.experts import Experts, experts_in
+from transparity_conformance.identify.fitting.values.head import Head, activation_between, choices
 from transparity_conformance.identify.fitting.values.linears import Linear, linears
 from transparity_conformance.identify.fitting.values.norms import Norms
 from transparity_conformance.identify.fitting.values.numbers import is_same
-from transparity_conformance.identify.fitting.values.pooling import Head, activation_between, choices
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +10,18 @@ import numpy as np
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.structure import Attention
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel
-from transparity_conformance.identify.fitting.values.norms import Norms
-from transparity_conformance.identify.fitting.values.numbers import DIGITS, SAME, difference, digits, settle
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
+from transparity_conformance.identify.fitting.values.numbers import DIGITS, SAME, difference, digits, is_same, settle
 from transparity_conformance.identify.fitting.values.rotary import rotary, rotated_among
 from transparity_conformance.identify.fitting.values.scores import (
     Scale,
     Scores,
-    bias_by_distance,
     raw_scores,
-    same_where_known,
     scale_of,
     scores_of,
 )
-from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.attention import query_key_norm
 from transparity_numpy.positions import alibi_slopes, relative_buckets
 
 USUAL_DISTANCES = (128, 64, 256)
@@ -69,48 +67,29 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
     for stack in parts.stacks.values():
-        for name, each in stack.sublayers:
-            if not isinstance(each, Attention):
-                continue
-            between = parts.heard.operations[each.begins : each.softmax.at]
+        for name, each in [(name, each) for name, each in stack.sublayers if isinstance(each, Attention)]:
             for role in ("query", "key"):
                 x = each.split(getattr(each, role))
-                made, vector = _head_norm(x, vectors, between)
-                if vector is None:
-                    made, vector = _norm_of_all_heads(x, vectors, between)
-                    found.fields["query_key_norm_over"] = "head" if vector is None else "projection"
+                vector, over, made = next(_norms_of(found, parts.heard, x, vectors), (None, "head", x))
                 result[f"{name}.{role}"] = made
-                if vector is not None:
-                    found.parameters[f"{name}.{role}_norm.weight"] = vectors.pop(vector)
                 found.fields["query_key_norm"] = vector is not None
+                if vector is not None:
+                    found.fields.setdefault("query_key_norm_over", over)
+                    found.parameters[f"{name}.{role}_norm.weight"] = vectors.pop(vector)
     return result
 
 
-def _head_norm(
-    x: np.ndarray, vectors: Mapping[str, np.ndarray], operations: Sequence[Operation]
-) -> tuple[np.ndarray, str | None]:
-    """An RMS norm of heads (batch, heads, length, head_dim) among the operations, with its vector; else `x`."""
-    norms = Norms({name: value for name, value in vectors.items() if value.shape == x.shape[-1:]})
-    if norms.vectors:
-        for rows in (x, x.swapaxes(1, 2)):
-            for operation in operations:
-                if operation.value.size != x.size:
-                    continue
-                norm = norms.between(rows.reshape(-1, x.shape[-1]), operation.value.reshape(-1, x.shape[-1]))
-                if norm is not None and norm.kind == "rms":
-                    made = operation.value.reshape(rows.shape)
-                    return (made if rows is x else made.swapaxes(1, 2)), norm.names[0]
-    return x, None
-
-
-def _norm_of_all_heads(
-    x: np.ndarray, vectors: Mapping[str, np.ndarray], operations: Sequence[Operation]
-) -> tuple[np.ndarray, str | None]:
-    """An RMS norm of all heads together among the operations, as `_head_norm` finds one of each."""
-    batch, heads, length, head_dim = x.shape
-    flat = x.swapaxes(1, 2).reshape(batch, 1, length, heads * head_dim)
-    made, vector = _head_norm(flat, vectors, operations)
-    return made.reshape(batch, length, heads, head_dim).swapaxes(1, 2), vector
+def _norms_of(
+    found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The vectors with which a norm of queries or keys is an operation, over what they are normed, and the result."""
+    sizes = {"head": x.shape[3], "projection": x.shape[1] * x.shape[3]}
+    before = found.fields.get("query_key_norm_over")
+    for over, size in sizes.items() if before is None else [(before, sizes[before])]:
+        config = found.config(query_key_norm=True, query_key_norm_over=over)
+        for name, gain in vectors.items():
+            if gain.size == size and heard.shows(made := query_key_norm(config, {"weight": gain}, x)):
+                yield name, over, made
 
 
 def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
@@ -166,63 +145,64 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
 def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:
     """What positions do to scores."""
     left, length = heads.left, heads.query.shape[2]
-    scale = np.abs(heads.scores.values[~np.broadcast_to(heads.scores.masked[:, None], left.shape)]).max(initial=1.0)
-    if heads.table is None and np.abs(left).max() <= SAME * scale:
+    shown = np.broadcast_to(~heads.scores.masked[:, None], left.shape)
+    if heads.table is None and np.abs(left).max() <= SAME * np.abs(heads.scores.values[shown]).max(initial=1.0):
         return
-    bias = bias_by_distance(left, heads.scores.masked)
-    distances = np.arange(1 - length, length)
-    if heads.table is not None and bias is not None:
-        _read_relative(found, subject, stack, heads.table, bias, distances)
+    distances = np.arange(length) - np.arange(length)[:, None]
+
+    def is_left(bias: np.ndarray) -> bool:
+        """Whether this bias (heads, queries, keys) is what is added to the scores."""
+        return is_same(np.where(shown, bias, 0.0), left)
+
+    if heads.table is not None and _read_relative(found, subject, stack, heads.table, is_left, distances):
         return
-    slopes = -alibi_slopes(heads.attention.heads)[:, None] * np.abs(distances)
-    if bias is not None and same_where_known(bias, slopes):
+    if is_left(-alibi_slopes(heads.attention.heads)[:, None, None] * np.abs(distances)):
         found.fields["positions"] = "alibi"
         return
     between = parts.heard.operations[heads.attention.begins : heads.attention.softmax.at]
-    for turned in rotated_among(heads.query, between):
-        made = rotary(heads.query, turned)
-        if made is not None:
-            found.fields |= {
-                "positions": "rotary",
-                "rope_layout": made.layout,
-                "rotary_dim": None if made.features == heads.attention.head_dim else made.features,
-                "rope_theta": made.theta,
-                "rotary_scaling": made.scaling,
-                "rotary_factor": made.factor,
-                "rotary_original_length": made.original,
-            }
-            if made.features <= FEW:
-                found.untold["rotary_scaling"] = "so few angles fit another rope_theta with scaling; try wider heads"
-            return
-    raise FitError("Scores depend on positions by none of rotary, relative and ALiBi; expected one of them.")
+    made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
+    if made is None:
+        raise FitError("Scores depend on positions by none of rotary, relative and ALiBi; expected one of them.")
+    found.fields |= {
+        "positions": "rotary",
+        "rope_layout": made.layout,
+        "rotary_dim": None if made.features == heads.attention.head_dim else made.features,
+        "rope_theta": made.theta,
+        "rotary_scaling": made.scaling,
+        "rotary_factor": made.factor,
+        "rotary_original_length": made.original,
+    }
+    if made.features <= FEW:
+        found.untold["rotary_scaling"] = "so few angles fit another rope_theta with scaling; try wider heads"
 
 
 def _read_relative(
-    found: FoundFields, subject: FittedModel, stack: Stack, table: str, bias: np.ndarray, distances: np.ndarray
-) -> None:
-    """The largest distance of relative positions: one of those by which `bias` has the rows of `table`."""
+    found: FoundFields,
+    subject: FittedModel,
+    stack: Stack,
+    table: str,
+    is_left: Callable[[np.ndarray], bool],
+    distances: np.ndarray,
+) -> bool:
+    """Add the largest distance of relative positions, one of those by which the bias has the rows of `table`; return
+    whether there is one."""
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)
-    candidates = [*USUAL_DISTANCES, *range(exact + 1, 4 * buckets + len(distances))]
-    fitting = [
-        each
-        for each in candidates
-        if each > exact and same_where_known(bias, rows[relative_buckets(distances, buckets, each, both=both)].T)
-    ]
+    candidates = dict.fromkeys([*USUAL_DISTANCES, *range(exact + 1, 4 * buckets + 2 * len(distances))])
+    of_each = {each: relative_buckets(distances, buckets, each, both=both) for each in candidates if each > exact}
+    fitting = [each for each, bucket in of_each.items() if is_left(rows[bucket].transpose(2, 0, 1))]
     if not fitting:
-        raise FitError("The bias of scores by distance is not that of T5's buckets; expected relative positions.")
+        return False
     before = found.fields.get("relative_max_distance")
-    chosen = before if before in fitting else fitting[0]
     is_beside = found.fields["positions"] in ("learned", "sinusoidal")
     found.fields |= {"relative_bias": True} if is_beside else {"positions": "relative"}
-    found.fields |= {"relative_buckets": buckets, "relative_max_distance": chosen}
+    found.fields["relative_buckets"] = buckets
+    found.fields["relative_max_distance"] = before if before in fitting else fitting[0]
     found.parameters[f"{stack.name}.relative_bias.weight"] = rows
-    found.relative_distances = [
-        each for each in fitting if before is None or each in found.relative_distances or not found.relative_distances
-    ]
-    if len(set(found.relative_distances)) > 1:
+    found.relative_distances = [each for each in fitting if before is None or each in found.relative_distances]
+    if len(found.relative_distances) > 1:
         low, high = min(found.relative_distances), max(found.relative_distances)
-        found.untold["relative_max_distance"] = (
-            f"anything from {low} to {high} gives the same up to {len(distances) // 2}"
-        )
+        same = f"anything from {low} to {high} gives the same up to {len(distances) - 1}"
+        found.untold["relative_max_distance"] = same
+    return True

@@ -6,16 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from transparity.config import Branches, NormPosition
-from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward, Sublayer
+from transparity_conformance.identify.fitting.values.experts import Experts
+from transparity_conformance.identify.fitting.values.head import is_mean
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
-from transparity_conformance.identify.fitting.values.numbers import difference, digits, is_same, settle
-from transparity_conformance.identify.fitting.values.pooling import is_mean
+from transparity_conformance.identify.fitting.values.numbers import factor_between, is_same
 from transparity_conformance.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
@@ -38,30 +37,10 @@ class Stream:
     final_norm: bool = False
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
-    head_scaled: bool = False
-    head_multiplier: float = 1.0
-    """Factor of the head's input, where it is found behind a norm."""
+    head_factor: float = 1.0
+    """Factor of the head's input, beside that in the result of its norm."""
     multiplier: float = 1.0
     """Factor of what sublayers add to the residual."""
-
-    @property
-    def places(self) -> tuple[object, ...]:
-        """Where the norms are that both stacks have."""
-        return self.position, self.embedding_norm, self.final_norm
-
-
-def _residual_error(x: np.ndarray, y: np.ndarray, value: np.ndarray, factor: float) -> float:
-    return difference(x + factor * y, value)
-
-
-def _factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """The number by which `x` is multiplied to be `made`; None if there is none."""
-    if not x.any():
-        return None
-    factor = float((x * made).sum() / (x * x).sum())
-    if not is_same(x * factor, made):
-        return None
-    return settle(factor, partial(_residual_error, np.zeros_like(x), x, made))
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -93,15 +72,6 @@ class End:
             yield x, True
         for choice in self.choices:
             yield choice @ x, not is_mean(choice)
-
-
-@dataclass
-class _Branches:
-    """A layer of parallel branches: its input, the attention's input, and the sum of the branches so far."""
-
-    entered: np.ndarray
-    attended: np.ndarray
-    added: np.ndarray
 
 
 @dataclass
@@ -138,32 +108,23 @@ class Walk:
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
-        branches = _Branches(x, x, np.zeros_like(x))
+        entered, attended, added = x, x, np.zeros_like(x)
         for name, sublayer in self.sublayers:
-            given = sublayer.given.reshape(-1, self.width)
-            if made.branches != "sequential":
-                behind = self._branch(made, norms, name, sublayer, branches, x)
-                if behind is None:
-                    return None
-                x = behind
-                continue
-            if made.position in ("post", "branch"):
-                if not is_same(x, given):
-                    return None
+            given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
+            is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
+            if not is_beside:  # else it is a branch beside the attention before it
+                entered, attended, added = x, given, np.zeros_like(x)
+            if is_beside and made.branches == "parallel-one-norm":
+                is_read = is_same(attended, given)
+            elif made.position in ("post", "branch"):
+                is_read = is_same(entered, given)
             else:
-                norm = norms.between(x, given)
-                if norm is None:
-                    return None
-                self._take(norms, made, f"{name}_norm", norm)
-            if (
-                isinstance(sublayer, Attention)
-                and "cross" in name
-                and not self._reads_memory(made, norms, name, sublayer)
-            ):
+                is_read = self._is_normed(made, norms, f"{name}_norm", entered, given)
+            if not is_read or ("cross" in name and not self._reads_memory(made, norms, name, sublayer)):
                 return None
-            at, y = sublayer.result
+            added = added + y
             if made.position == "pre":
-                x = self._added(made, x, y, at)
+                x = self._added(made, entered, added, at)
                 continue
             normed = self._added(made, x, y, at) if made.position == "post" else y
             found = next(self._after(norms, normed, at, at + AHEAD), None)
@@ -174,25 +135,12 @@ class Walk:
             x = result if made.position == "post" else self._added(made, x, result, at)
         return x
 
-    def _branch(
-        self, made: Stream, norms: Norms, name: str, sublayer: Sublayer, branches: _Branches, x: np.ndarray
-    ) -> np.ndarray | None:
-        """The stream behind a sublayer that is a branch of its layer; None if the places of the norms are wrong."""
-        given = sublayer.given.reshape(-1, self.width)
-        is_forward = isinstance(sublayer, FeedForward | Experts)
-        if not is_forward:
-            branches.entered, branches.attended, branches.added = x, given, np.zeros_like(x)
-        if made.branches == "parallel-one-norm" and is_forward:
-            if not is_same(branches.attended, given):
-                return None
-        else:
-            norm = norms.between(branches.entered, given)
-            if norm is None:
-                return None
-            self._take(norms, made, f"{name}_norm", norm)
-        at, y = sublayer.result
-        branches.added = branches.added + y
-        return self._added(made, branches.entered, branches.added, at)
+    def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
+        """Return whether a norm, which is then taken, makes what is given of `x`."""
+        norm = norms.between(x, given)
+        if norm is not None:
+            self._take(norms, made, name, norm)
+        return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""
@@ -200,23 +148,20 @@ class Walk:
         if any(is_same(x + y, value) for value in behind):
             return x + y
         for value in behind:
-            factor = float(((value - x) * y).sum() / (y * y).sum())
-            if factor > 0 and is_same(x + factor * y, value) and not is_same(x, value):
-                made.multiplier = settle(factor, partial(_residual_error, x, y, value))
-                return x + made.multiplier * y
+            factor = None if is_same(x, value) else factor_between(y, value - x)
+            if factor is not None and factor > 0:
+                made.multiplier = factor
+                return x + factor * y
         return x + y
 
     def _reads_memory(self, made: Stream, norms: Norms, name: str, sublayer: Sublayer) -> bool:
         if self.memory is None or not isinstance(sublayer, Attention):
             return False
         given = sublayer.key.given.reshape(-1, self.width)
-        if is_same(self.memory, given):
-            return True
-        norm = norms.between(self.memory, given)
-        if norm is None:
-            return False
-        made.memory_norm = True
-        self._take(norms, made, name.replace("cross_attention", "memory_norm"), norm)
+        if not is_same(self.memory, given):
+            made.memory_norm = True
+            place = name.replace("cross_attention", "memory_norm")
+            return self._is_normed(made, norms, place, self.memory, given)
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
@@ -226,57 +171,32 @@ class Walk:
             for norm, value in self._after(norms, x, 0, len(self.operations)):
                 yield self._normed(made, norm, value)
             return
-        plain = next(self._plain_ends(made, x), None)
-        if plain is not None:
-            yield plain
-            return
-        yield from self._scaled_ends(made, norms, x)
-        for given, is_state in self.end.of(x):
-            if is_state:
-                yield from self._normed_ends(made, norms, given)
+        ends = itertools.chain(self._plain_ends(made, x), self._normed_ends(made, norms, x))
+        yield from itertools.islice(ends, 1)
 
     def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
         """The ways in which a stack may end without a norm."""
-        assert self.end is not None
-        for given, _ in self.end.of(x):
-            for factor in (1.0, self.width**0.5):
-                if is_same(given, self.end.value * factor):
-                    yield dataclasses.replace(made, output=x, head_scaled=factor != 1)
-            factor_between = _factor_between(given, self.end.value)
-            if factor_between is not None:
-                yield dataclasses.replace(made, output=x, head_multiplier=factor_between)
-
-    def _normed_ends(self, made: Stream, norms: Norms, given: np.ndarray) -> Iterator[Stream]:
-        """The way in which a stack may end with a norm, of whose result no operation is known: it makes numbers of size
-        1, and a scale behind it divides them by √embed_dim."""
-        assert self.end is not None
-        value = self.end.value
-        tried = [(norms.between(given, value * factor), factor) for factor in (1.0, self.width**0.5)]
-        made_by = [(abs(np.log(norm.size())), norm, factor) for norm, factor in tried if norm is not None]
-        if made_by:
-            _, norm, factor = min(made_by, key=lambda each: each[0])
-            yield self._normed(made, norm, value, head_scaled=factor != 1)
-
-    def _scaled_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """The way in which a stack may end with a norm whose result, of size 1, the head is given times a factor."""
-        assert self.end is not None
-        found: list[tuple[float, Norm, float]] = []
-        for norm, value in self._after(norms, x, 0, len(self.operations)):
-            factors = (_factor_between(given, self.end.value) for given, _ in self.end.of(value))
-            factor = next((each for each in factors if each is not None), None)
+        for given, _ in self.end.of(x) if self.end else ():
+            factor = factor_between(given, self.end.value)  # type: ignore[union-attr]
             if factor is not None:
-                found.append((abs(float(np.log(norm.size()))), norm, factor))
-        if found:
-            _, norm, factor = min(found, key=lambda each: each[0])
-            rest = _factor_between(x, x * factor * self.width**0.5) or 0.0
-            is_scaled = digits(rest) < digits(factor)
-            end = self._normed(made, norm, self.end.value, head_scaled=is_scaled)
-            yield dataclasses.replace(end, head_multiplier=rest if is_scaled else factor)
+                yield dataclasses.replace(made, output=x, head_factor=factor)
+
+    def _normed_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
+        """The ways in which a stack may end with a norm, whose result may be multiplied before an operation has it."""
+        assert self.end is not None
+        for norm, value in self._after(norms, x, 0, len(self.operations)):
+            for given, _ in self.end.of(value):
+                factor = factor_between(given, self.end.value)
+                if factor is not None:
+                    yield dataclasses.replace(self._normed(made, norm, value), head_factor=factor)
+        for given, is_state in self.end.of(x):
+            norm_or_none = norms.between(given, self.end.value) if is_state else None
+            if norm_or_none is not None:
+                yield self._normed(made, norm_or_none, self.end.value)
 
     @staticmethod
-    def _normed(made: Stream, norm: Norm, value: np.ndarray, *, head_scaled: bool = False) -> Stream:
-        norms = {**made.norms, "final_norm": norm}
-        return dataclasses.replace(made, norms=norms, final_norm=True, output=value, head_scaled=head_scaled)
+    def _normed(made: Stream, norm: Norm, value: np.ndarray) -> Stream:
+        return dataclasses.replace(made, norms={**made.norms, "final_norm": norm}, final_norm=True, output=value)
 
     def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
         """The norms of `x` among the values of operations from `begin` to `end`."""

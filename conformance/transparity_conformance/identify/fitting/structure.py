@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.mixture.experts import Experts
 from transparity_conformance.identify.fitting.recurrent.columns import Columns
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
 from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.identify.fitting.values.scores import Softmax

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -11,7 +12,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
+from transparity_conformance.identify.alignment.values.candidates import PortValues
 from transparity_conformance.identify.alignment.values.loops import stacked
+from transparity_conformance.identify.fitting.values.numbers import SAME
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -45,7 +48,7 @@ class ModuleError(FitError):
     """A module raised an exception when it was called."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedCall:
     """One call: its inputs, its output and all its operations."""
 
@@ -54,6 +57,15 @@ class RecordedCall:
     operations: Sequence[Operation]
     lengths: Mapping[str, int]
     """The positions of each stack by its input: as many as tokens, or as an image or frames of audio become."""
+
+    def shows(self, activation: np.ndarray) -> bool:
+        """Return whether an operation has the numbers of an activation, in any order of its axes."""
+        return self._computed.nearest(activation) is not None
+
+    @functools.cached_property
+    def _computed(self) -> PortValues:
+        values = [each.value for each in self.operations]
+        return PortValues(values, [each.inputs for each in self.operations], 1, SAME, [None] * len(values))
 
 
 class Fitted(Protocol):

@@ -1,13 +1,16 @@
-"""The inputs with which a model is called: plain tokens, those that may be padding, and masks."""
+"""The calls of a model that is fitted: tokens, some of which may be padding, masks, images and audio."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.signals.calls import BATCH, frames_of, take_image
+from transparity.config import TransformerConfig
+from transparity_conformance.identify.fitting.calls.kernels import frame_shapes, image_shapes
+from transparity_conformance.identify.fitting.calls.signals import image_embedding
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ModuleError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
@@ -20,6 +23,8 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 
 FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
+
+Option, Taken = TypeVar("Option"), TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
@@ -55,41 +60,45 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     """Frames of audio, of the sizes that the module takes, and tokens."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
-    error: FitError | None = None
-    for frames in frames_of(subject):
+
+    def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:
         subject.positions = {"source": frames.shape[2] // 2}
-        try:
-            sizes, target = _of_tokens(subject, {"source": frames})
-        except ModuleError as raised:
-            error = error or raised
-            continue
+        sizes, target = _of_tokens(subject, {"source": frames})
         if subject.takes({**target, "source": np.pad(frames, ((0, 0), (0, 0), (0, 2)))}):
             subject.loose.add("source")
         return sizes, {**target, "source": frames}
-    assert error is not None
-    raise error
+
+    shapes = dict.fromkeys(frame_shapes(subject.values, {**subject.values, **subject.kept()}))
+    return _first_taken((drawn(subject, shape) for shape in shapes), taken, NO_FRAMES)
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
     """Tokens of the first lengths that the module takes, beside what is `given`."""
-    error: FitError | None = None
-    for each in LENGTHS:
-        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, each, strict=False))
+
+    def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
+        lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
         lengths = {name: length - (length in subject.positions.values()) for name, length in lengths.items()}
         lengths = {name: lengths[name] for name in subject.tokens}
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
-        try:
-            heard = subject.hear(with_further(subject, {**(given or {}), **inputs}, {}))
-            sizes = _tables(subject, heard)
-            plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
-            plain = with_further(subject, {**(given or {}), **plain}, sizes)
-            subject.call(plain)
-        except ModuleError as raised:
-            error = error or raised
-            continue
+        sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **inputs}, {})))
+        plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
+        plain = with_further(subject, {**(given or {}), **plain}, sizes)
+        subject.call(plain)
         return sizes, plain
-    assert error is not None
-    raise error
+
+    return _first_taken(LENGTHS, taken)
+
+
+def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
+    """What `taken` returns of the first of the options that the module takes; raises its first error if it takes none,
+    or `without` if there is no option."""
+    errors = [FitError(without)]
+    for each in options:
+        try:
+            return taken(each)
+        except ModuleError as error:
+            errors.append(error)
+    raise errors[min(1, len(errors) - 1)]
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
@@ -162,3 +171,56 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
     signals = {name: value for name, value in plain.items() if value.dtype.kind == "f"}
     every = signals | rows
     return {name: np.stack([every[name][i % len(every[name])] for i in range(most)]) for name in every}
+
+
+BATCH = 3
+
+NO_IMAGES = "The module takes images, and none of its parameters is a map of square patches; expected one, as a kernel "
+NO_IMAGES += "whose stride is its size or as a matrix."
+
+NO_FRAMES = "The module takes frames of audio, and none of its parameters are two convolutions over time of width 3, "
+NO_FRAMES += "one behind the other; expected them."
+
+
+def take_image(subject: FittedModel) -> np.ndarray:
+    """Random images of the first size that the module takes; `subject` knows the positions that they become."""
+
+    def taken(pixels: np.ndarray) -> np.ndarray:
+        subject.positions = {"pixels": 1}  # unknown until the call is taken apart
+        found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
+        subject.positions = {"pixels": found.length(BATCH)}
+        more = found.fields["patch_size"]
+        if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
+            subject.loose.add("pixels")
+        return pixels
+
+    return _first_taken((drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
+
+
+def drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that are all different."""
+    return subject.random.normal(size=(BATCH, *shape)).astype(np.float32)
+
+
+def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
+    """The most tokens that the module answers, at most those of a configuration that names no length.
+
+    Args:
+        subject: the module.
+        inputs: tokens that it answers.
+    """
+    if not subject.tokens:
+        return max(subject.positions.values())
+    low = max(inputs[name].shape[1] for name in subject.tokens)
+    high = max(low, TransformerConfig.max_length)
+    while low < high:
+        tried = high if high == TransformerConfig.max_length else (low + high + 1) // 2
+        low, high = (tried, high) if _takes(subject, inputs, tried) else (low, tried - 1)
+    return low
+
+
+def _takes(subject: FittedModel, inputs: Arrays, length: int) -> bool:
+    """Return whether the module answers inputs of this length."""
+    whole = {name: inputs[name] for name in subject.positions}
+    rest = {name: value for name, value in inputs.items() if name not in whole}
+    return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,7 @@ from transparity.config import FULL, repeating
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.numbers import is_same, settle
-from transparity_numpy.transformer import transformer
+from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 
 LINEAR = "linear_attention"
 """The kind of a layer with a recurrence, as Qwen3-Next calls it."""
@@ -36,7 +34,10 @@ def read_recurrences(
     """
     if not named:
         return
-    every = [(name, taken_apart(each, heard.operations, subject.values)) for name, each in named]
+    every: list[tuple[str, Taken]] = []
+    for name, each in named:
+        every.append((name, taken_apart(found, each, heard.operations, subject.values)))
+        found.used |= every[-1][1].used
     first = every[0][1].fields
     for name, taken in every[1:]:
         differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
@@ -48,29 +49,24 @@ def read_recurrences(
         found.parameters |= {f"{name}.{leaf}": value for leaf, value in taken.parameters.items()}
         for role, linear in taken.linears.items():
             found.put(f"{name}.{role}", linear, bias=has_bias)
-        found.used |= taken.used
     _kinds(found, mixers, first["mixer"])
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
     """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
-    step = np.concatenate([each.step.ravel() for each in every])
-    bounded = np.concatenate([each.bounded.ravel() for each in every])
+    step = np.concatenate([each.rates.step.ravel() for each in every])
+    bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_least": 0.0, "time_step_most": None}
     for name, bound, is_beyond in (
         ("time_step_least", float(bounded.min()), step < bounded.min() * (1 - 1e-3)),
         ("time_step_most", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
     ):
         if is_beyond.any():
-            fields[name] = settle(bound, functools.partial(_apart, bound), (), "float32")
+            fields[name] = settled(bound)
         else:
             side = "short" if name == "time_step_least" else "long"
             found.untold[name] = f"no time step is so {side} that a bound shows"
     return fields
-
-
-def _apart(bound: float, tried: float) -> float:
-    return abs(tried / bound - 1)
 
 
 def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
@@ -98,11 +94,8 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
         {"target_mask": "causal-and-padding", "pad_id": token} for token in range(found.fields["target_vocab_size"])
     ]
     for fields in (*options, {"padding": "token"}, *pads):
-        tried = FoundFields({**found.fields, **fields}, found.parameters)
-        given: list[dict[str, Any]] = [dict(call.inputs) for call in calls]
-        made = (transformer(tried.config(), tried.parameters, **each) for each in given)
-        if all(is_same(each, call.output) for each, call in zip(made, calls, strict=True)):
-            found.fields |= fields
+        if all(is_same(found.computed(each.inputs, "logits", **fields), each.output) for each in calls):
+            found.take(fields)
             break
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"

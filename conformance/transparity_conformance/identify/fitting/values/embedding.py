@@ -12,7 +12,14 @@ import numpy as np
 
 from transparity.config import RopeLayout, Timescales
 from transparity_conformance.identify.fitting.subject import FitError
-from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import (
+    SAME,
+    difference,
+    digits,
+    factor_between,
+    is_same,
+    settle,
+)
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.embeddings import sinusoidal_positions
@@ -148,8 +155,8 @@ def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
     for name, table in values.items():
         if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
             rows = table[: len(left)]
-            factor = float((rows * left).sum() / (rows * rows).sum())
-            if is_same(factor * rows, left):
+            factor = factor_between(rows, left)
+            if factor is not None:
                 raise FitError(
                     f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; expected "
                     "positions that are added as they are: multiply the table itself, or leave the factor out."
@@ -179,10 +186,3 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         return None
     _, theta, layout, timescales = min(found, key=lambda each: each[0])
     return dataclasses.replace(plain, positions="sinusoidal", theta=theta, layout=layout, timescales=timescales)
-
-
-def position_rows(left: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The row of `table` that is added at each token, (batch, length)."""
-    distances = ((left[:, :, None] - table[None, None]) ** 2).sum(-1)
-    rows: np.ndarray = distances.argmin(-1)
-    return rows

@@ -36,14 +36,6 @@ class Norm:
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
 
-    def size(self) -> float:
-        """The typical size of r · c, which is 1 for a norm with a small eps."""
-        if self.kind == "batch":
-            assert self.variance is not None
-            return float(np.median(np.abs(self.factors) * np.sqrt(self.variance)))
-        centre = self.x if self.kind == "rms" else self.x - self.x.mean(-1, keepdims=True)
-        return float(np.median(np.abs(self.factors) * np.sqrt((centre**2).mean(-1))))
-
 
 @dataclass
 class Norms:
@@ -154,6 +146,19 @@ def eps_besides(
     return {name: each for name, each in own.items() if each != eps}
 
 
+def factor_behind(norm: Norm, kind: str, eps: float, variances: Mapping[str, np.ndarray]) -> float:
+    """The number by which the result of a norm is multiplied; 1 if an eps of its own explains its rows better."""
+    divisors, sizes = _sizes(kind, [norm], variances)
+    factor = float(np.median(_expected(kind, eps, sizes) / divisors))
+    own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
+    return factor if _misfit(kind, eps, factor * divisors, sizes) < own else 1.0
+
+
+def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
+    """What is divided by."""
+    return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
+
+
 def _sizes(kind: str, norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """What is divided by, 1 / r, and what it would be without eps (squared, but for `layer-unbiased`)."""
     divisors, sizes = [], []
@@ -172,8 +177,7 @@ def _plain_size(kind: str, x: np.ndarray) -> np.ndarray:
 
 
 def _misfit(kind: str, eps: float, divisors: np.ndarray, sizes: np.ndarray) -> float:
-    expected = sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
-    return float(np.sqrt(np.mean((expected / divisors - 1) ** 2)))
+    return float(np.sqrt(np.mean((_expected(kind, eps, sizes) / divisors - 1) ** 2)))
 
 
 def _eps(kind: str, divisors: np.ndarray, sizes: np.ndarray, usual: Sequence[float] = USUAL_EPS) -> float:

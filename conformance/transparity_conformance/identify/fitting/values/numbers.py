@@ -54,6 +54,20 @@ def settle(
     return estimate
 
 
+def settled(number: float) -> float:
+    """The number with the fewest digits that is this one, within what a table in float32 rounds."""
+    return settle(number, lambda tried: abs(tried / number - 1), (), "float32")
+
+
+def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
+    """The number by which `x` is multiplied to be `made`; None if there is none."""
+    squares = float((x * x).sum())
+    factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
+    if not factor or not is_same(x * factor, made):
+        return None
+    return settle(factor, lambda tried: difference(tried * x, made))
+
+
 def minimize(error: Callable[[float], float], low: float, high: float) -> float:
     """The positive number between `low` and `high` with the least error, by a grid and golden sections of it."""
     grid = np.geomspace(low, high, 400)

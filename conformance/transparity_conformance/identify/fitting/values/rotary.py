@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity.config import RopeLayout, RotaryScaling
-from transparity_conformance.identify.fitting.values.numbers import SAME, digits, is_same, settle
+from transparity_conformance.identify.fitting.values.numbers import SAME, digits, is_same, settle, settled
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
@@ -112,7 +112,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
     theta, wrong = fitted(found / 1.0)
     if wrong < SAME and abs(found[0] - 1) < SAME:
         return Rotary(layout, features, theta, error=wrong)
-    factor = settle(1 / found[0], lambda factor: abs(1 / factor / found[0] - 1), (), "float32")
+    factor = settled(float(1 / found[0]))
     theta, wrong = fitted(found * factor)
     made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
     made += [_llama3(found, exponents, theta, layout, features, error) for theta in _thetas(found, exponents)]
@@ -137,7 +137,7 @@ def _llama3(
     """The rotation with Llama 3.1's scaling and this theta that comes nearest."""
     plain = theta**-exponents
     ratios = found / plain
-    factor = settle(float(1 / ratios.min()), lambda factor: abs(1 / factor / ratios.min() - 1), (), "float32")
+    factor = settled(float(1 / ratios.min()))
     lowest = int(ratios.argmin())
     for usual in USUAL_FACTORS:  # of a slow angle, float32 keeps few digits
         is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.identify.fitting.subject import FitError
-from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, minimize, settle
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, minimize, settle
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
@@ -126,28 +126,3 @@ def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """query · key, with keys repeated for the heads that share them."""
     raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
     return raw
-
-
-def bias_by_distance(left: np.ndarray, masked: np.ndarray) -> np.ndarray | None:
-    """What is added to scores at each distance key − query, (heads, distances from 1 − length); None if that depends on
-    more than the distance. Where all is masked it is NaN."""
-    _, heads, length, _ = left.shape
-    found = np.full((heads, 2 * length - 1), np.nan)
-    shown = np.broadcast_to(~masked[:, None], left.shape)
-    scale = max(1.0, float(np.abs(left[shown]).max(initial=0.0)))
-    for distance in range(1 - length, length):
-        values = np.diagonal(left, distance, -2, -1)
-        seen = np.diagonal(shown, distance, -2, -1)
-        for head in range(heads):
-            chosen = values[:, head][seen[:, head]]
-            if chosen.size:
-                found[head, distance + length - 1] = chosen.mean()
-                if np.abs(chosen - chosen.mean()).max() > SAME * scale:
-                    return None
-    return found
-
-
-def same_where_known(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Return whether two biases are the same at all distances that are seen."""
-    known = ~np.isnan(found)
-    return is_same(found[known], expected[known]) or not known.any()

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.signals.kernels import TAPS, Kernel, convolutions, patch_kernels
+from transparity_conformance.identify.fitting.calls.kernels import Kernel, convolutions, patch_kernels
 from transparity_conformance.identify.fitting.subject import ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding, positioned, sums_of
-from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.embeddings import convolved
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
@@ -23,8 +22,11 @@ def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
             continue
         made = kernel.cut(pixels) @ kernel.matrix.T
-        for bias in _biases(made, heard.operations, values):
+        vectors = [name for name, value in values.items() if value.shape == made.shape[-1:]]
+        for bias in (*vectors, None):
             patches = made if bias is None else made + values[bias]
+            if not heard.shows(patches):
+                continue
             found = _with_class_token(kernel, bias, patches, heard.operations, values)
             if found is not None:
                 return found
@@ -63,8 +65,8 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
     for (first, one), (second, other) in itertools.permutations(kernels, 2):
         if one.shape[1] != frames.shape[2] or other.shape[1] != len(one):
             continue
-        for x, before in _behind(frames, one, 1, heard.operations, values):
-            for y, behind in _behind(x, other, 2, heard.operations, values):
+        for x, before in _convolved(heard, frames, one, 1, values):
+            for y, behind in _convolved(heard, x, other, 2, values):
                 names = (first, second, before, behind)
                 tables = tables_of({each: value for each, value in values.items() if each not in names}, y.shape[-1])
                 found = positioned(first, sums_of(heard.operations, y, np.zeros_like(y), is_scaled=False), tables)
@@ -79,48 +81,20 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
     )
 
 
-def _behind(
-    x: np.ndarray, kernel: np.ndarray, stride: int, operations: Sequence[Operation], values: Arrays
+def _convolved(
+    heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
     """GELU of a convolution of `x`, where an operation has it, and the name of its bias."""
-    matrix = kernel.reshape(len(kernel), -1)
-    plain = _convolved(x, matrix, stride)
-    for bias in _biases(plain, operations, values):
-        if bias is not None:
-            yield ACTIVATIONS["gelu"](plain + values[bias]), bias
-
-
-def _convolved(x: np.ndarray, matrix: np.ndarray, stride: int) -> np.ndarray:
-    """The sum alone of a convolution, of which the activation is left to the caller."""
-    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
-    neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(TAPS)], axis=-1)
-    result: np.ndarray = neighbours.reshape(*neighbours.shape[:2], -1) @ matrix.T
-    return result
+    for name, bias in values.items():
+        if bias.shape == (len(kernel),):
+            made = convolved({"weight": kernel.reshape(len(kernel), -1), "bias": bias}, x, stride)
+            if heard.shows(made):
+                yield made, name
 
 
 def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
     """A convolution's parameters by our names."""
     return {f"{which}_convolution.weight": kernel.reshape(len(kernel), -1), f"{which}_convolution.bias": bias}
-
-
-def _biases(plain: np.ndarray, operations: Sequence[Operation], values: Arrays) -> Iterator[str | None]:
-    """What may be added to a map's result (batch, length, features) by an operation: a vector, or nothing."""
-    vectors = {name: value for name, value in values.items() if value.shape == plain.shape[-1:]}
-    seen: set[str | None] = set()
-    for operation in operations:
-        for value in _as_rows(operation.value, plain.shape):
-            if is_same(plain, value):
-                seen.add(None)
-            seen.update(name for name, vector in vectors.items() if is_same(plain + vector, value))
-    yield from sorted(seen, key=lambda name: name is None)
-
-
-def _as_rows(value: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """A value as (batch, length, features), if it has as many numbers, with its features last or behind the batch."""
-    batch, length, features = shape
-    if value.size == batch * length * features:
-        yield value.reshape(shape)
-        yield value.reshape(batch, features, length).swapaxes(1, 2)
 
 
 def tables_of(values: Arrays, width: int) -> Arrays:

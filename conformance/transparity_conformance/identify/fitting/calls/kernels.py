@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,18 +85,18 @@ def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
             yield name, value.transpose(2, 1, 0)  # as of flax
 
 
-def frame_shapes(values: Arrays, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
     """The shapes (mel bins, frames) of spectrograms that a module may take, the likeliest first.
 
     Args:
         values: its parameters.
-        tables: the shapes of these, and of what it keeps besides, by name.
+        tables: these, and what it keeps besides, by name.
     """
     kernels = list(convolutions(values))
     for (_, first), (_, second) in itertools.permutations(kernels, 2):
         width = len(first)
         if second.shape[:2] != (width, width):
             continue
-        rows = {math.prod(shape[:-1]) for shape in tables.values() if shape[-1:] == (width,) and len(shape) > 1}
+        rows = {each.size // width for each in tables.values() if each.ndim > 1 and each.shape[-1] == width}
         for frames in (*(2 * each for each in sorted(rows)), *USUAL_FRAMES):
             yield first.shape[1], frames

@@ -1,18 +1,55 @@
-"""The pooled state of each row: the ways in which it may be made of the states of its positions, and the right one."""
+"""Activations and factors behind linear maps, and how the states of positions are pooled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from transparity.config import TransformerConfig
+from transparity.config import Activation, TransformerConfig
+from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.values.linears import Linear
-from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
+from transparity_conformance.identify.fitting.values.scores import cap_of
 from transparity_conformance.oracle.oracle import Arrays
+from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.head import POOLERS, pool
+from transparity_numpy.transformer import read_alone
+
+
+def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
+    """The activation that makes `hidden` of the results of one or two maps, and whether the second is the gate."""
+    tried: list[tuple[float, str, bool]] = []
+    for name, function in ACTIVATIONS.items():
+        if len(ups) == 1:
+            tried.append((difference(function(ups[0]), hidden), name, False))
+            continue
+        for swapped in (False, True):
+            gate, up = ups[::-1] if swapped else ups
+            tried.append((difference(function(gate) * up, hidden), name, swapped))
+    error, name, swapped = min(tried)
+    if error > SAME:
+        known = ", ".join(ACTIVATIONS)
+        raise FitError(f"The feed-forward's hidden features are made by none of {known}, gated or not.")
+    return name, swapped  # type: ignore[return-value]
+
+
+def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
+    """The cap by which a head bounds its logits; None for none."""
+    output = output.reshape(logits.shape)
+    plain = difference(logits, output)
+    if plain < SAME / 1e3:
+        return None
+
+    def error(cap: float) -> float:
+        return difference(cap * np.tanh(logits / cap), output)
+
+    cap = cap_of(error, output)
+    if error(cap) > SAME:
+        raise FitError("What lies between the last linear map and the output is no softcap; expected logits.")
+    return settle(cap, error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +71,6 @@ class Head:
         """What the first of these maps reads (rows, width), or the output itself."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
-
-    def of(self, states: np.ndarray) -> np.ndarray:
-        """The output for pooled states (…, width)."""
-        if self.pooler is not None:
-            states = POOLERS[self.activation](_applied(self.pooler, states))
-        return states if self.linear is None else _applied(self.linear, states)
-
-
-def _applied(linear: Linear, x: np.ndarray) -> np.ndarray:
-    made: np.ndarray = x @ linear.weight.T
-    return made if linear.bias is None else made + linear.bias
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
@@ -99,11 +125,6 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
     """The pooled states of a call, as the reference pools them."""
-    tokens = None if config.reads_pixels else inputs["tokens"]
-    if "attention_mask" in inputs and config.padding == "attention-mask":
-        visible = inputs["attention_mask"] != 0
-    elif tokens is None or config.pad_id is None:
-        visible = np.ones(states.shape[:2], bool)
-    else:
-        visible = tokens != config.pad_id
+    tokens = inputs.get("tokens")
+    _, visible = read_alone(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
     return pool(config, states, visible, tokens)

@@ -1,4 +1,4 @@
-"""The fields of masks: their value, windows, and what is padding."""
+"""The fields of masks: their value, windows, and the tokens that are padding, by the places where scores are masked."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from transparity.config import FULL, SLIDING, MaskOrder, repeating
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
-from transparity_conformance.identify.fitting.subject import FittedModel, RecordedCall
-from transparity_conformance.identify.fitting.values.embedding import position_rows
-from transparity_conformance.identify.fitting.values.masks import (
-    in_chunks,
-    layers_with,
-    mask_fields,
-    padding_tokens,
-    window_of,
-)
-from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.subject import RecordedCall
+from transparity_conformance.identify.fitting.values.numbers import digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 
-def read_masks(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
+def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
     plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
     _read_windows(found, parts, plain)
@@ -38,10 +31,10 @@ def read_masks(found: FoundFields, subject: FittedModel, parts: Parts, calls: Se
         (each.masked != plain[name].masked).any() for name, each in masked[0].items() if name in plain
     )
     found.fields["padding"] = "attention-mask" if obeys else "token"
-    _read_padding(found, parts, calls[1], padded)
+    _read_padding(found, parts, calls[1], plain, padded)
     if obeys:
         _read_mask_of_target(found, parts)
-    _read_counting(found, subject, parts, calls[-1 if obeys else 1])
+    _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
 def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
@@ -75,17 +68,16 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
     found.untold["sliding_window"] = f"none of up to {longest} tokens"
 
 
-def _read_padding(found: FoundFields, parts: Parts, call: RecordedCall, padded: dict[str, Scores]) -> None:
+def _read_padding(
+    found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
+) -> None:
     """The token that is padding, by the keys that are masked; and whether the target's is masked, too."""
-    window = found.fields.get("sliding_window")
     pads: dict[str, list[int]] = {}
     for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
-        names = [name for name in padded if name.startswith(stack) and "self" in name]
-        token = {"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"
-        causal = stack == "decoder"
-        masked, tokens = padded[names[0]].masked, call.inputs[token]
-        pads[stack] = padding_tokens(masked, tokens, causal=causal, window=window)
-        queries = padding_tokens(masked, tokens, causal=causal, window=window, as_queries=True)
+        first = next(name for name in padded if name.startswith(stack) and "self" in name)
+        tokens = call.inputs[{"encoder": "source", "decoder": "target"}[stack] if len(parts.stacks) == 2 else "tokens"]
+        ways = (padding_tokens(padded[first].masked, plain[first].masked, tokens, axis) for axis in (1, 2))
+        pads[stack], queries = ways
         if queries and not pads[stack]:
             pads[stack] = queries
             found.remarks.append(
@@ -109,46 +101,76 @@ def _read_mask_of_target(found: FoundFields, parts: Parts) -> None:
         found.untold["target_mask"] = "an attention_mask applies with both"
 
 
-def _read_counting(found: FoundFields, subject: FittedModel, parts: Parts, call: RecordedCall) -> None:
-    """Whether positions count padding, by the rows of their table that a call with padding adds."""
-    last = parts.last.embedding
+def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
+    """Whether positions count padding, and which token that is: by the embedding of a call with padding."""
     stack = next(iter(parts.stacks))
-    if last.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
+    if parts.last.embedding.position_table is None or not parts.stacks[stack].embedding.reads_tokens:
         return
-    token = "source" if len(parts.stacks) == 2 else "tokens"
-    tokens, table = call.inputs[token], subject.values[parts.stacks[stack].embedding.position_table or ""]
-    looked_up = (
-        subject.values[last.table] if len(parts.stacks) == 1 else subject.values[parts.stacks[stack].embedding.table]
-    )
-    rows = _rows(call, tokens, looked_up, table, last.scale, subject, parts)
-    if rows is None or (rows == np.arange(tokens.shape[1]) + last.offset).all():
-        found.fields["position_count"] = "all"
-        return
-    found.fields["position_count"] = "visible"
-    pads = np.unique(tokens[rows == last.offset - 1])
-    if found.fields["padding"] == "token" and len(pads) == 1:
-        found.fields["pad_id"] = int(pads[0])
-        found.untold.pop("pad_id", None)
+    pads: list[dict[str, Any]] = [{}]
+    if found.fields["padding"] == "token":
+        tokens = np.unique(call.inputs["source" if len(parts.stacks) == 2 else "tokens"])
+        pads = [{"pad_id": pad} for pad in (found.fields.get("pad_id"), *map(int, tokens)) if pad is not None]
+    for fields in ({"position_count": "all"}, *({"position_count": "visible", **pad} for pad in pads)):
+        if call.shows(found.computed(call.inputs, f"{stack}.embedding", **fields)):
+            found.take(fields)
+            return
 
 
-def _rows(
-    call: RecordedCall,
-    tokens: np.ndarray,
-    looked_up: np.ndarray,
-    table: np.ndarray,
-    scale: float,
-    subject: FittedModel,
-    parts: Parts,
-) -> np.ndarray | None:
-    """The row of the table of positions that is added to each token."""
-    plain = looked_up[tokens] * scale
-    type_table = next(iter(parts.stacks.values())).embedding.type_table
-    if type_table is not None:
-        plain = plain + subject.values[type_table][call.inputs["token_types"]]
-    for operation in call.operations:
-        if operation.value.size == plain.size:
-            left = operation.value.reshape(plain.shape) - plain
-            rows = position_rows(left, table)
-            if is_same(table[rows], left):
-                return rows
-    return None
+LOWEST = float(np.finfo(np.float32).min) / 4
+"""A mask below this is a dtype's lowest number, or −inf."""
+
+
+def is_causal(masked: np.ndarray) -> bool:
+    """Return whether every later key is masked in (batch, queries, keys)."""
+    return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
+
+
+def window_of(masked: np.ndarray) -> int | None:
+    """The distance from which on earlier keys are masked in every row; None if there is none."""
+    length = masked.shape[1]
+    hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
+    window = next((distance for distance in range(length) if all(hidden[distance:])), None)
+    return window or None
+
+
+def in_chunks(masked: np.ndarray, size: int) -> bool:
+    """Return whether keys of other chunks of `size` positions are masked in every row of (batch, queries, keys)."""
+    chunk = np.arange(masked.shape[1]) // size
+    return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
+
+
+def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
+    """The window, and the kinds of layers with and without it, by the layers' windows; empty if none has one."""
+    window = next((each for each in windows if each is not None), None)
+    if window is None:
+        return {}
+    if None not in windows:
+        return {"sliding_window": window}
+    types = [FULL if each is None else SLIDING for each in windows]
+    return {
+        "sliding_window": window,
+        "layer_types": repeating(types),
+        "layer_overrides": {FULL: {"sliding_window": None}},
+    }
+
+
+def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
+    """The tokens (batch, length) whose keys (axis 1), or queries (axis 2), are masked where none is in `plain`."""
+    seen = np.broadcast_to(~plain.all(0), masked.shape)
+
+    def is_hidden(token: int) -> bool:
+        of_token = np.expand_dims(tokens == token, axis) & seen
+        return bool(of_token.any() and masked[of_token].all() and not masked[seen & ~of_token].all())
+
+    return [int(token) for token in np.unique(tokens) if is_hidden(token)]
+
+
+def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
+    """The number that replaces masked scores, and whether before or after the scale: whichever has fewer digits."""
+    if value is None or value < LOWEST:
+        return -np.inf, "after-scale"
+    if value == 0:
+        return 0.0, "after-scale"
+    before = float(f"{value / scale:.6e}")
+    after = float(f"{value:.6e}")
+    return (before, "before-scale") if digits(before) < digits(after) else (after, "after-scale")

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from meta.against.breadth import configured
+from meta.against.classes import configured
 from transparity_conformance.against.probes import probes_of
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import tensors

@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import multiprocessing
+import random
 import re
 import resource
 import tempfile
@@ -186,11 +187,19 @@ def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     return shown
 
 
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield the classes that the options name, or a sample of each kind."""
+    for kind in options.kinds:
+        found = [each for each in classes([kind]) if not options.only or each[1] in options.only]
+        yield from random.Random(0).sample(found, min(options.sample or len(found), len(found)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all classes of the chosen kinds, print a line for each failure, and the table."""
     parser = argparse.ArgumentParser(description="Measure how many classes of transformers can be a reference.")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--only", nargs="*", default=[], metavar="TYPE", help="only these model types")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N classes of each kind, drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -198,9 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     transformers.LlamaForCausalLM  # noqa: B018 - imports what all processes need
     console, found = Console(width=240, highlight=False), []
-    for kind, model_type, name in classes(options.kinds):
-        if options.only and model_type not in options.only:
-            continue
+    for kind, model_type, name in chosen(options):
         answer = answer_of(model_type, name)
         found.append((kind, answer))
         if answer["stage"] != STAGES[-1] or options.only:

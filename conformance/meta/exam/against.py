@@ -1,7 +1,7 @@
 """The pool `exam-against`: bugs of the exam, checked against the code without the bug instead of a table.
 
-Asked are the bugs whose subject loads a folder into a PyTorch module: one process loads the code as it is installed, and
-then with the bug. Mistakes that only a cache or another configuration shows are left out.
+The pool has the bugs of subjects that load a folder into a PyTorch module. One process loads the code twice: unchanged
+and with the bug. Mistakes that show only with a cache or in another configuration are left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import numpy as np
 
 from meta.exam import measure, run
 from meta.exam.measure import ExamTrial, add_options, choose
-from meta.pool.bug import Bug
+from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of, is_line, relative
 from meta.trial import Answer, Share, share
+from transparity.config import TransformerConfig
 from transparity_conformance.against.check import compare_modules
-from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 
@@ -33,11 +34,11 @@ __all__ = ["add_options", "choose", "line_of", "shares", "trials"]
 SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
 """Subjects whose loaders return PyTorch modules."""
 
-HIDDEN = ("cache", "with a cache", "another configuration")
+HIDDEN = ("cache", "with a cache", "configuration", "another configuration")
 """Where a mistake shows that one forward pass does not show."""
 
-LENGTHS = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))
-"""Batches and lengths for modules without a configuration of transformers, within the positions that all have."""
+SHAPES = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))
+"""Batches and lengths of the inputs of modules without a configuration of transformers."""
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
@@ -48,26 +49,28 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
     original = run.port_of(bug, subject)(str(model))
     if not bug.is_twin:
         forget(bug)
-        run.install(bug, folder)
+        patched = run.install(bug, folder)
         subject = importlib.import_module(subject.__name__)
     began = time.process_time()
     result: dict[str, Any] = {"id": bug.id, "error": "", "verdict": "", "faults": [], "audit": {}, "rules": []}
     try:
-        port = run.port_of(bug, subject)(str(model))
-        report = compare_modules(port, original, _inputs(original, config.vocab_size))
+        port = call_port(run.port_of(bug, subject), str(model))
+        report = compare_modules(port, original, _inputs(original, config))
         theirs = [fault.reference_source or {} for fault in report.faults]
         found = [{**each, "file": relative(each["file"], folder)} if each else None for each in theirs]
         result |= answer_of(report, folder) | {"theirs": found}
-    except (PortError, RuntimeError, ValueError) as error:  # a loader that refuses a folder has found its mistake
+    except PortError as error:
         result |= {"error": str(error)}
+    if not bug.is_twin and not run.is_imported(patched):
+        raise PoolError(f"{bug.id}: the subject never imports {bug.file}.")
     return result | {"seconds": round(time.process_time() - began, 1)}
 
 
 def forget(bug: Bug) -> None:
     """Take the code that a bug changes out of what is imported, with all that took names from it."""
-    package, _, inside = bug.file.partition("/")
+    package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
-    if not inside.startswith("models/"):  # of transformers, nothing else takes names from a model's file
+    if package != "transformers":  # of transformers, nothing else takes names from a model's file
         gone |= {name for name in sys.modules if name.partition(".")[0] == package}
     gone.add(f"meta.exam.subjects.{bug.subject}")
     for each in list(sys.modules.values()):
@@ -78,25 +81,24 @@ def forget(bug: Bug) -> None:
         sys.modules.pop(name, None)
 
 
-def _inputs(model: Any, vocab_size: int) -> list[Mapping[str, np.ndarray]] | None:
+def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
     """Token ids for a module that is none of transformers; None for one, whose configuration tells."""
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)
-    return [{name: draw.integers(3, vocab_size, shape)} for shape in LENGTHS]
+    shapes = [(batch, min(length, config.max_length)) for batch, length in SHAPES]
+    return [{name: draw.integers(3, config.vocab_size, shape)} for shape in shapes]
 
 
 def trials(options: Any) -> list[ExamTrial]:
     """Return the bugs that are asked, with their twins and controls."""
     options.cache = options.cache.with_name(f"{options.cache.name}-against")
     every = [dataclasses.replace(trial, way="against") for trial in measure.trials(options)]
-    return [
-        each for each in every if each.bug.subject in SUBJECTS and each.bug.hidden not in HIDDEN and _is_asked(each)
-    ]
+    return [each for each in every if _is_asked(each.bug)]
 
 
-def _is_asked(trial: ExamTrial) -> bool:
-    return "cached" not in trial.bug.port
+def _is_asked(bug: Bug) -> bool:
+    return bug.subject in SUBJECTS and bug.hidden not in HIDDEN and "cached" not in bug.port
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
@@ -136,14 +138,11 @@ def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
     wrong = [(bug, answer) for bug, answer in answered if not bug.control]
     diverged = [(bug, answer) for bug, answer in wrong if answer["faults"] and (bug.uses or not bug.is_in_loader)]
     explained = [all(fault["causes"] for fault in answer["faults"]) for _, answer in diverged]
+    controls = [answer["verdict"] == "agrees" for bug, answer in answered if bug.control]
     return [
         share("detected", [answer["verdict"] == "diverges" or answer["error"] for _, answer in wrong], 0.97),
         share("right line, on either side", [is_right_line(*each) for each in diverged], 0.85),
         share("right line, of the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
         share("explained by edits", explained),
-        share(
-            "controls and twins left alone",
-            [answer["verdict"] == "agrees" for bug, answer in answered if bug.control],
-            1.0,
-        ),
+        share("controls and twins left alone", controls, 1.0),
     ]

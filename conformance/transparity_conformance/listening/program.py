@@ -36,6 +36,10 @@ Change = Callable[[Values], Any]
 """What a step makes instead, from the values before it."""
 
 
+Place = tuple[CodeType, int]
+"""A place in code: the instruction at an offset."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """A tensor among the arguments of a step."""
@@ -60,7 +64,7 @@ class Step:
     """The value that it writes into; -1 if there is none."""
     site: Hashable
     """The place in the code: equal for two layers, and for two calls."""
-    places: tuple[tuple[CodeType, int], ...]
+    places: tuple[Place, ...]
     """The places in code that ran it, frameworks aside, the innermost first."""
     module: str
     """The path of the module whose `forward` ran it."""
@@ -326,7 +330,7 @@ class _Recorder:
         self.sharing: dict[int, list[Any]] = {}
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
-        self.lines: dict[Hashable, tuple[tuple[CodeType, int], ...]] = {}
+        self.lines: dict[Hashable, tuple[Place, ...]] = {}
         """By the frames of an operation, those of them that are told."""
         self.count = 0
 
@@ -382,7 +386,7 @@ class _Recorder:
         self.program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
         return index
 
-    def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
+    def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """The site of the operation, and the places of its lines; two in one expression differ by their order."""
         places = []
         frame = sys._getframe(3)

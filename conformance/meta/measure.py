@@ -4,6 +4,7 @@
 |---|---|
 | `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
 | `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
+| `exam-against` | the same bugs, checked against the code without them |
 | `attacks` | ports that want to be let through |
 | `audits` | faults in loaders, and right loaders |
 | `adapting`, `adapters` | ports that `adapt` has to match, and ports with a bug that it must not match wrongly |
@@ -37,6 +38,7 @@ from meta.trial import shares as counted
 POOLS = {
     "independent": "meta.pool.trials",
     "exam": "meta.exam.measure",
+    "exam-against": "meta.exam.against",
     "attacks": "meta.attacks.run",
     "audits": "meta.audits.measure",
     "adapting": "meta.adapting.measure",

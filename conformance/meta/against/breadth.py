@@ -1,7 +1,8 @@
-"""Measure how many classes of transformers are built small and run: `python -m meta.against.breadth [--only WORD]`.
+"""Measure how many classes of transformers can be a reference: `python -m meta.against.breadth [--only TYPE …]`.
 
-Each class is built from its default configuration in a process with limits. It has to run in float32 and in float64,
-where no float is narrower, and the two have to agree.
+Each class is built small from its default configuration, in a process with limits. It has to run in float32 and in
+float64, and the two have to agree. Then a copy of its file is checked against it: any verdict but `agrees` is a false
+alarm.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import argparse
 import copy
 import json
 import multiprocessing
+import random
 import re
 import resource
+import tempfile
 import time
 import traceback
 import warnings
@@ -26,42 +29,27 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers.models.auto import modeling_auto
 
-from transparity_conformance.against.small.build import build, example_inputs, part_of
+from meta.against.classes import KINDS, classes, configured, exists
+from meta.against.copies import copied
+from transparity_conformance.against.check import compare_modules
+from transparity_conformance.against.small.build import build
+from transparity_conformance.against.small.inputs import example_inputs
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_file
 
-SECONDS, BYTES = 60, 12 << 30
+SECONDS, BYTES = 120, 12 << 30
 """The limits of one class."""
+
+SEARCH = 5.0
+"""Seconds in which a false alarm is explained."""
 
 TOLERANCE = 1e-4
 """The largest error of float32, relative to the largest number of the float64 output."""
 
-KINDS = {
-    "decoder": ("CAUSAL_LM",),
-    "encoder": ("MASKED_LM",),
-    "encoder-decoder": ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
-    "vision": ("IMAGE_CLASSIFICATION", "IMAGE"),
-    "audio": ("AUDIO_CLASSIFICATION", "CTC"),
-    "image-text": ("IMAGE_TEXT_TO_TEXT",),
-}
-"""Auto mappings of transformers, `MODEL_FOR_…_MAPPING_NAMES`, by kind of model."""
-
-STAGES = ("listed", "exists", "builds", "runs", "exact")
-"""How far a class comes. It exists if its default configuration builds it, without weights."""
-
-LACKING: dict[str, dict[str, Any]] = {
-    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000.0}},
-    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
-    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
-    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "moonshine_streaming": {"num_key_value_heads": 8},
-    "nemotron": {"num_key_value_heads": 8},
-    "ReformerModelWithLMHead": {"is_decoder": True},
-    "wav2vec2-bert": {"vocab_size": 32},
-    "wav2vec2-conformer": {"vocab_size": 32},
-}
-"""Fields that every published configuration has and the default one lacks."""
+STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
+"""How far a class comes. It exists if its default configuration builds it, without weights; it agrees if the checker
+says so of a copy of its file."""
 
 SHAPED = {"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 """Operations whose results have a shape that depends on numbers."""
@@ -89,34 +77,6 @@ class Exact(TorchDispatchMode):
 
 def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
-
-
-def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the model type and the name of each class."""
-    for kind in kinds:
-        seen = set()
-        for mapping in KINDS[kind]:
-            for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").items():
-                name = names if isinstance(names, str) else names[0]
-                if (model_type, name) not in seen:
-                    seen.add((model_type, name))
-                    yield kind, model_type, name
-
-
-def configured(model_type: str, name: str = "") -> Any:
-    """Return the default configuration with what it lacks for a class."""
-    return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
-
-
-def exists(model_type: str, name: str) -> bool:
-    """Return whether a class can be built from its default configuration."""
-    try:
-        made = getattr(transformers, name)
-        with torch.device("meta"):
-            made(part_of(configured(model_type, name), made))
-    except Exception:  # noqa: BLE001 - any failure says no
-        return False
-    return True
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -147,7 +107,29 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
         raise ArithmeticError("an output of the float64 run is not float64")
     if not errors or not max(errors) < TOLERANCE:
         raise ArithmeticError(f"float32 differs from float64 by {max(errors, default=0.0):.1e}")
-    yield answer | {"stage": "exact", "error": max(errors), "shaped": sorted(exact.shaped)}
+    answer |= {"stage": "exact", "error": max(errors), "shaped": sorted(exact.shaped)}
+    yield answer
+    torch.set_default_dtype(torch.float32)
+    begun = time.monotonic()
+    report = copy_checked(model)
+    answer |= {"checked": round(time.monotonic() - begun, 1), "memory": _memory_in_mb()}
+    if report.verdict != "agrees":
+        worst = max(report.measured, key=lambda each: each.error / each.budget)
+        raise AssertionError(f"{report.verdict}: {worst.error:.1e} of {worst.budget:.1e} on {worst.probe}")
+    yield answer | {"stage": "agrees"}
+
+
+def copy_checked(model: Any) -> Report:
+    """Check a copy of a model's file, with the same configuration and weights, against the model."""
+    made: Any = type(model)
+    with tempfile.TemporaryDirectory() as folder:
+        port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()
+        port.load_state_dict(model.state_dict())
+        return compare_modules(port, model, budget=SEARCH)
+
+
+def _memory_in_mb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) -> float:
@@ -188,7 +170,7 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
             answer = ours.recv()
         answer["reason"] = f"more than {SECONDS} s"
     except EOFError:
-        if answer["stage"] != "exact" and not answer["reason"]:
+        if answer["stage"] != STAGES[-1] and not answer["reason"]:
             answer["reason"] = "killed"
     process.kill()
     process.join()
@@ -197,19 +179,27 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
 
 def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     """One row for each kind: how many classes reach each stage."""
-    shown = Table("kind", *STAGES, "share", title="Classes of transformers that are built small")
+    shown = Table("kind", *STAGES, "share", title="Classes of transformers as references; share: agree of build")
     for kind in dict.fromkeys(kind for kind, _ in found):
         reached = Counter(STAGES.index(answer["stage"]) for each, answer in found if each == kind)
         counts = [sum(reached[later] for later in range(stage, len(STAGES))) for stage in range(len(STAGES))]
-        shown.add_row(kind, *map(str, counts), f"{counts[-1] / max(counts[1], 1):.1%}")
+        shown.add_row(kind, *map(str, counts), f"{counts[-1] / max(counts[2], 1):.1%}")
     return shown
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield the classes that the options name, or a sample of each kind."""
+    for kind in options.kinds:
+        found = [each for each in classes([kind]) if not options.only or each[1] in options.only]
+        yield from random.Random(0).sample(found, min(options.sample or len(found), len(found)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all classes of the chosen kinds, print a line for each failure, and the table."""
-    parser = argparse.ArgumentParser(description="Measure how many classes of transformers are built small and run.")
+    parser = argparse.ArgumentParser(description="Measure how many classes of transformers can be a reference.")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--only", nargs="*", default=[], metavar="TYPE", help="only these model types")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N classes of each kind, drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -217,12 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     transformers.LlamaForCausalLM  # noqa: B018 - imports what all processes need
     console, found = Console(width=240, highlight=False), []
-    for kind, model_type, name in classes(options.kinds):
-        if options.only and model_type not in options.only:
-            continue
+    for kind, model_type, name in chosen(options):
         answer = answer_of(model_type, name)
         found.append((kind, answer))
-        if answer["stage"] != "exact" or options.only:
+        if answer["stage"] != STAGES[-1] or options.only:
             console.print(f"{kind} {model_type} {name}: {answer}", soft_wrap=True, markup=False)
         if options.json:
             with options.json.open("a", encoding="utf-8") as lines:

@@ -22,17 +22,18 @@ from torch import Tensor
 
 from meta.against.copies import (
     FAMILIES,
-    build,
+    calls_of,
     copied,
     difference,
-    example_inputs,
     loaded,
     model_class,
     outputs,
+    small,
     standalone,
 )
 from meta.against.observing import Key, Observed, Site, Value, described, key_of
 from meta.against.rewrites import equivalents, mistakes
+from transparity_conformance.against.check import from_transformers
 
 WRONG = 1e-4
 """Smallest difference of a mistake, relative to the largest logit."""
@@ -79,9 +80,9 @@ class Family:
 
 def original(name: str, folder: Path) -> Family:
     """Build and save a small model of a family, check its copy, and observe the copy's expressions."""
-    model = build(name)
-    model.save_pretrained(folder)
-    text, calls = standalone(model_class(name)), example_inputs(model)
+    small(name).save_pretrained(folder)
+    model = from_transformers(folder)
+    text, calls = standalone(model_class(name)), calls_of(model)
     expected = outputs(model, calls)
     family = Family(name, text, folder, calls, expected, observed(text, folder, calls))
     if any((family.differences(text) or {"": 1.0}).values()):

@@ -55,10 +55,10 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
     return result if is_same else None
 
 
-def taken(bug: Bug, cache: Path) -> dict[str, Any]:
+def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
     """Run a bug in a process of its own, and keep the result; raises `PoolError` if there is none."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
-        process = _process(bug, str(Path(folder).resolve()))
+        process = _process(bug, str(Path(folder).resolve()), way)
         process.start()
         process.join(TIMEOUT)
         file = Path(folder, "result.json")
@@ -74,14 +74,14 @@ def taken(bug: Bug, cache: Path) -> dict[str, Any]:
     return result
 
 
-def _process(bug: Bug, folder: str) -> Any:
+def _process(bug: Bug, folder: str, way: str) -> Any:
     """The process of a bug: a copy of one that has imported what no bug of it changes, or a new one."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
     if not is_imported:
         context.set_forkserver_preload(["meta.exam.run", "torch", *IMPORTED.values()])
-    return context.Process(target=run.main, args=(bug.id, folder))
+    return context.Process(target=run.main, args=(bug.id, folder, way))
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class ExamTrial:
     cache: Path = CACHE
     keep: bool = False
     again: bool = False
+    way: str = "run"
+    """The module of `meta.exam` that asks the checker."""
 
     def __str__(self) -> str:
         return self.bug.id
@@ -99,7 +101,7 @@ class ExamTrial:
     def run(self) -> dict[str, Any]:
         found = None if self.again else kept(self.bug, self.cache, whatever_checker=self.keep)
         try:
-            return found or taken(self.bug, self.cache)
+            return found or taken(self.bug, self.cache, self.way)
         except PoolError as error:
             return {"missing": str(error), "verdict": ""}
 

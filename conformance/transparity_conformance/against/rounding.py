@@ -58,6 +58,9 @@ def _apart(exact: Any, rounded: Any) -> float:
     a, b = numbers_of(exact), numbers_of(rounded)
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0
-    plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
-    scale = np.abs(a[plain]).max(initial=0.0)
-    return float(np.abs(a[plain] - b[plain]).max(initial=0.0) / scale) if scale else 0.0
+    scale = np.abs(a).max()
+    if scale >= -EXACT_MASK_BELOW:
+        plain = (np.abs(a) < HUGE) & (a > EXACT_MASK_BELOW)
+        a, b = a[plain], b[plain]
+        scale = np.abs(a).max(initial=0.0)
+    return float(np.abs(a - b).max(initial=0.0) / scale) if scale else 0.0

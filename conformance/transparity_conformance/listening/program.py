@@ -8,6 +8,7 @@ changes what an earlier one made.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import sys
@@ -35,6 +36,10 @@ Change = Callable[[Values], Any]
 """What a step makes instead, from the values before it."""
 
 
+Place = tuple[CodeType, int]
+"""A place in code: the instruction at an offset."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """A tensor among the arguments of a step."""
@@ -59,7 +64,7 @@ class Step:
     """The value that it writes into; -1 if there is none."""
     site: Hashable
     """The place in the code: equal for two layers, and for two calls."""
-    places: tuple[tuple[CodeType, int], ...]
+    places: tuple[Place, ...]
     """The places in code that ran it, frameworks aside, the innermost first."""
     module: str
     """The path of the module whose `forward` ran it."""
@@ -270,19 +275,26 @@ def exact_mode() -> Any:
 
 
 def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return executed(func, _mapped(tuple(args), _exact), _mapped(dict(kwargs), _exact), None)
+    return executed(func, _mapped(args, _exact), _mapped(kwargs, _exact) if kwargs else kwargs, None)
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
     """Run an operation in float64 throughout for a precision of None; else in that, and as it says itself."""
-    if precision is not None or any(type(item).__name__ == "dtype" for item in (*args, *kwargs.values())):
+    kinds = {type(item).__name__ for item in (*args, *kwargs.values())}
+    if "dtype" in kinds or (precision is not None and "float" in kinds):
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
     result = func(*args, **kwargs)
-    if str(func).startswith(UNINITIALISED) and result.is_floating_point():
+    if _is_uninitialised(func) and result.is_floating_point():
         result.fill_(math.nan)  # what is read before it is written is told by it
     return result
+
+
+@functools.cache
+def _is_uninitialised(func: Any) -> bool:
+    """Return whether the result of an operation has no values yet."""
+    return str(func).startswith(UNINITIALISED)
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
@@ -318,6 +330,8 @@ class _Recorder:
         self.sharing: dict[int, list[Any]] = {}
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
+        self.lines: dict[Hashable, tuple[Place, ...]] = {}
+        """By the frames of an operation, those of them that are told."""
         self.count = 0
 
     def index_of(self, tensor: Any) -> int:
@@ -372,21 +386,22 @@ class _Recorder:
         self.program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
         return index
 
-    def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
+    def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """The site of the operation, and the places of its lines; two in one expression differ by their order."""
         places = []
         frame = sys._getframe(3)
         while frame is not None and frame.f_code is not run.__code__:
             places.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back  # type: ignore[assignment]
-        key = tuple(places)
+        key = tuple((id(code), at) for code, at in places)  # the hash of a code takes a microsecond
         if self.last[0] != key:
             self.last = (key, {})
         order = self.last[1].get(func, 0)
         self.last[1][func] = order + 1
-        lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
-        own = [place for place in lines if place[0].co_filename in self.files]
-        return (key, str(func), order), tuple(own or lines)
+        if key not in self.lines:
+            lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
+            self.lines[key] = tuple([place for place in lines if place[0].co_filename in self.files] or lines)
+        return (key, str(func), order), self.lines[key]
 
 
 def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:
@@ -423,11 +438,12 @@ def _in(given: Values, precision: Any) -> Values:
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same nested value with each item changed."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_mapped(item, change) for item in value])
     if isinstance(value, dict):
         return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)([_mapped(item, change) for item in value])
-    return change(value)
+    return kind([_mapped(item, change) for item in value]) if isinstance(value, tuple | list) else change(value)
 
 
 def filled(value: Any, values: Values) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import linecache
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.against.flow import DataFlow
-from transparity_conformance.listening.operation import Source
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.listening.program import Change, Place, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.report.text import safe
 
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
@@ -34,7 +36,7 @@ class At:
 
     @property
     def line(self) -> str:
-        """The innermost line that runs it, as code."""
+        """The innermost expression that runs it."""
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
@@ -145,28 +147,59 @@ def as_shaped(value: Any, meant: Any) -> Any:
     return value.permute(orders[0]) if len(orders) == 1 else value
 
 
-def common_line(steps: Sequence[Step]) -> Source | None:
-    """Return the innermost line that runs all of some steps; None if there is none."""
+def common_place(steps: Sequence[Step]) -> Place | None:
+    """Return the innermost place in code that runs all of some steps; None if there is none."""
     first, *others = steps
-    shared = [place for place in first.places if all(place in each.places for each in others)]
-    return first.stack[first.places.index(shared[0])] if shared else None
+    return next((place for place in first.places if all(place in each.places for each in others)), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def expression_at(place: Place) -> str:
+    """Return the expression at a place in code, such as a call, on one line."""
+    code, at = place
+    first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
+    if first is None or last is None:
+        return ""
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
+    if lines:
+        lines[-1], lines[0] = lines[-1][:end], lines[0] if len(lines) > 1 else lines[0][:end]
+        lines[0] = lines[0][start:]
+    return safe(" ".join(b"".join(lines).decode().split()))
 
 
 def line_of(step: Step) -> str:
-    """Return the innermost line that runs a step, as code."""
-    return step.source.code if step.source else step.name
+    """Return the innermost expression that runs a step; its operation if there is no code."""
+    return (expression_at(step.places[0]) if step.places else "") or step.name
 
 
-def result_of(step: Step) -> str:
+def part_of(program: Program, steps: Sequence[Step]) -> str:
+    """Return words for some steps of a program: the expression that runs them, and which part of it they are."""
+    place = common_place(steps)
+    if place is None or not (expression := expression_at(place)):
+        return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
+    first, last = steps[0].number, steps[-1].number
+    before = itertools.takewhile(lambda each: place in each.places, reversed(program.steps[:first]))
+    inside = [*before, *itertools.takewhile(lambda each: place in each.places, program.steps[first:])]
+    if {each.number for each in computing(inside)} <= {each.number for each in steps}:
+        return f"`{expression}`"
+    names = f"`{short(steps[0])}`" if first == last else f"`{short(steps[0])}` to `{short(steps[-1])}`"
+    return f"{names} in `{expression}`"
+
+
+def result_of(step: Step, part: int = 0) -> str:
     """Return words for what a step makes."""
-    return f"the result of `{line_of(step)}`"
+    which = f"part {part + 1} of " if len(step.outputs) > 1 and not step.aliases else ""
+    return f"{which}the result of `{line_of(step)}`"
 
 
 def origin(program: Program, index: int) -> str:
     """Return words for a value."""
     if index in program.names:
         return program.names[index]
-    return result_of(program.steps[program.maker[index]]) if index in program.maker else "a constant"
+    if index not in program.maker:
+        return "a constant"
+    step = program.steps[program.maker[index]]
+    return result_of(step, step.outputs.index(index))
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:

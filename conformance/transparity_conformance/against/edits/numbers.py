@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transparity_conformance.against.edits.edit import At, Context, Edit, short
+from transparity_conformance.against.edits.edit import At, Context, Edit, part_of, short
 from transparity_conformance.listening.program import Change, Values, executed, filled
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
@@ -29,7 +29,7 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
         others = (_other_whole if isinstance(old, int) else _other_fractions)(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-                says = f"uses {_in_words(value)} for {_in_words(old)} in `{short(at.step)}` of `{at.line}`"
+                says = f"uses {_in_words(value)} for {_in_words(old)} in {part_of(at.program, [at.step])}"
                 yield Edit("number", says, functools.partial(_with_number, path=path, value=value))
 
 

@@ -15,10 +15,9 @@ from transparity_conformance.against.edits.edit import (
     Context,
     Edit,
     as_shaped,
-    common_line,
     computing,
-    line_of,
     origin,
+    part_of,
     references,
     short,
     starts,
@@ -109,12 +108,8 @@ def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
 
 
 def _in_words(at: At, start: int, end: Step) -> str:
-    """The line that runs all steps of a segment, as code; the name of the operation for one step."""
-    steps = computing(at.flow.between(start, end.output)) or [end]
-    line = common_line(steps)
-    if len(steps) == 1 or line is None:
-        return f"`{short(end)}` in `{line_of(end)}`"
-    return f"`{line.code}`"
+    """Words for the steps of a segment."""
+    return part_of(at.program, computing(at.flow.between(start, end.output)) or [end])
 
 
 def _exchange_in_words(at: At, last: int, first: int) -> str:
@@ -138,7 +133,7 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
         begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
         for count, start in reversed(begins):
             earlier = _in_words(at, start, makes)
-            says = f"computes `{short(step)}` of `{at.line}` before {earlier}; theirs is the other way round"
+            says = f"computes {part_of(at.program, [step])} before {earlier}; theirs is the other way round"
             yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
 
 

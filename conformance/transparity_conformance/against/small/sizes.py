@@ -161,11 +161,21 @@ class _Part:
         for name in ("rope_parameters", "rope_scaling"):
             if isinstance(rope := vars(self.config).get(name), dict):
                 setattr(self.config, name, self._new_rope(rope))
+        self._cut_stages()
         if layered:
             self.config.per_layer_config = {
                 new: {name: self._new(name, value) for name, value in self.special.get(old, {}).items()}
                 for new, old in enumerate(self.layers.kept)
             }
+
+    def _cut_stages(self) -> None:
+        """Keep only the last stages of a backbone whose stages are its layers; it returns as many as before."""
+        names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
+        if len(names) == layers + 1 and names:
+            returned = len(vars(self.config).get("_out_features") or names[:1])
+            self.config.stage_names = names[: self.config.num_hidden_layers + 1]
+            self.config._out_features = self.config.stage_names[-returned:]
+            self.config._out_indices = list(range(len(self.config.stage_names)))[-returned:]
 
     def _new(self, name: str, value: Any) -> Any:
         kind = kind_of(name)

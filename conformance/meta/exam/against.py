@@ -1,0 +1,148 @@
+"""The pool `exam-against`: bugs of the exam, checked against the code without the bug instead of a table.
+
+The pool has the bugs of subjects that load a folder into a PyTorch module. One process loads the code twice: unchanged
+and with the bug. Mistakes that show only with a cache or in another configuration are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meta.exam import measure, run
+from meta.exam.measure import ExamTrial, add_options, choose
+from meta.pool.bug import Bug, PoolError
+from meta.pool.judge import answer_of, is_line, relative
+from meta.trial import Answer, Share, share
+from transparity.config import TransformerConfig
+from transparity_conformance.against.check import compare_modules
+from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.oracle.probes import probe_parameters
+
+__all__ = ["add_options", "choose", "line_of", "shares", "trials"]
+
+SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
+"""Subjects whose loaders return PyTorch modules."""
+
+HIDDEN = ("cache", "with a cache", "configuration", "another configuration")
+"""Where a mistake shows that one forward pass does not show."""
+
+SHAPES = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))
+"""Batches and lengths of the inputs of modules without a configuration of transformers."""
+
+
+def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
+    """Load the code without and with a bug from one folder, and check the second against the first."""
+    subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
+    config, model = run.config_of(bug, subject), folder / "model"
+    export_checkpoint(bug.family, config, probe_parameters(config), model)
+    original = run.port_of(bug, subject)(str(model))
+    if not bug.is_twin:
+        forget(bug)
+        patched = run.install(bug, folder)
+        subject = importlib.import_module(subject.__name__)
+    began = time.process_time()
+    result: dict[str, Any] = {"id": bug.id, "error": "", "verdict": "", "faults": [], "audit": {}, "rules": []}
+    try:
+        port = call_port(run.port_of(bug, subject), str(model))
+        report = compare_modules(port, original, _inputs(original, config))
+        theirs = [fault.reference_source or {} for fault in report.faults]
+        found = [{**each, "file": relative(each["file"], folder)} if each else None for each in theirs]
+        result |= answer_of(report, folder) | {"theirs": found}
+    except PortError as error:
+        result |= {"error": str(error)}
+    if not bug.is_twin and not run.is_imported(patched):
+        raise PoolError(f"{bug.id}: the subject never imports {bug.file}.")
+    return result | {"seconds": round(time.process_time() - began, 1)}
+
+
+def forget(bug: Bug) -> None:
+    """Take the code that a bug changes out of what is imported, with all that took names from it."""
+    package = bug.file.partition("/")[0]
+    gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
+    if package != "transformers":  # of transformers, nothing else takes names from a model's file
+        gone |= {name for name in sys.modules if name.partition(".")[0] == package}
+    gone.add(f"meta.exam.subjects.{bug.subject}")
+    for each in list(sys.modules.values()):
+        for name, value in list(vars(each).items()) if type(each).__name__ == "_LazyModule" else ():
+            if getattr(value, "__module__", None) in gone or getattr(value, "__name__", None) in gone:
+                delattr(each, name)
+    for name in gone:
+        sys.modules.pop(name, None)
+
+
+def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
+    """Token ids for a module that is none of transformers; None for one, whose configuration tells."""
+    if hasattr(model, "main_input_name"):
+        return None
+    name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)
+    shapes = [(batch, min(length, config.max_length)) for batch, length in SHAPES]
+    return [{name: draw.integers(3, config.vocab_size, shape)} for shape in shapes]
+
+
+def trials(options: Any) -> list[ExamTrial]:
+    """Return the bugs that are asked, with their twins and controls."""
+    options.cache = options.cache.with_name(f"{options.cache.name}-against")
+    every = [dataclasses.replace(trial, way="against") for trial in measure.trials(options)]
+    return [each for each in every if _is_asked(each.bug)]
+
+
+def _is_asked(bug: Bug) -> bool:
+    return bug.subject in SUBJECTS and bug.hidden not in HIDDEN and "cached" not in bug.port
+
+
+def is_right_line(bug: Bug, answer: Answer) -> bool:
+    """Return whether the first line on either side is one that the bug changes, or one that uses it."""
+    first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
+    if is_line(bug, first):
+        return True
+    return theirs is not None and theirs["file"] == bug.file and theirs["line"] in _changed(bug)
+
+
+def _changed(bug: Bug) -> set[int]:
+    """The lines of the file without the bug that the bug changes."""
+    before, after = bug.path.read_text(encoding="utf-8").splitlines(), bug.text().splitlines()
+    codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}
+
+
+def _causes(answer: Answer) -> list[str]:
+    return [cause["says"] for fault in answer["faults"] for cause in fault["causes"]]
+
+
+def line_of(trial: ExamTrial, answer: Answer) -> str:
+    """Return what the checker told of a bug, to be read against it."""
+    if "missing" in answer:
+        return f"no result: {answer['missing']}"
+    if not answer["faults"]:
+        return f"{trial}: {answer['verdict'] or answer['error']}; {trial.bug.story}"
+    line = "right line" if trial.bug.control or is_right_line(trial.bug, answer) else "another line"
+    source = answer["faults"][0]["source"] or {"line": 0, "code": ""}
+    told = "; ".join(_causes(answer)) or "unexplained"
+    return f"{trial} ({answer['seconds']} s): {trial.bug.story}\n    {line} {source['line']} `{source['code']}`: {told}"
+
+
+def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
+    """Return the shares of right answers."""
+    answered = [(trial.bug, answer) for trial, answer in found if "missing" not in answer]
+    wrong = [(bug, answer) for bug, answer in answered if not bug.control]
+    diverged = [(bug, answer) for bug, answer in wrong if answer["faults"] and (bug.uses or not bug.is_in_loader)]
+    explained = [all(fault["causes"] for fault in answer["faults"]) for _, answer in diverged]
+    controls = [answer["verdict"] == "agrees" for bug, answer in answered if bug.control]
+    return [
+        share("detected", [answer["verdict"] == "diverges" or answer["error"] for _, answer in wrong], 0.97),
+        share("right line, on either side", [is_right_line(*each) for each in diverged], 0.85),
+        share("right line, of the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
+        share("explained by edits", explained),
+        share("controls and twins left alone", controls, 1.0),
+    ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meta.trial import Answer, Measure
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -49,7 +49,7 @@ class Mutant:
         port = self.folder / self.family / self.id / "port.py"
         begun = time.perf_counter()
         made = load_port(f"{port}:load")(str(self.folder / self.family / "model"))
-        report = compare_modules(made, model, budget=BUDGET, name=str(self))
+        report = check(made, against=model, budget=BUDGET, name=str(self))
         seconds = time.perf_counter() - begun
         theirs = Path(sys.modules[type(model).__module__].__file__ or "")
         return {

@@ -1,9 +1,10 @@
-"""`check PORT --against REFERENCE`: a report on a port, held to another implementation."""
+"""`check PORT --against REFERENCE`: a report on a port, compared with another implementation."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from transparity.errors import TransparityError, shown
 from transparity_conformance.against.compare import compared
-from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
+from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -23,7 +24,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Measured, Report
-from transparity_conformance.running.forward import called_by_its_names, required_arguments
+from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
 from transparity_conformance.running.loading import UsageError, load_port
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import RemotePort, listen_once
@@ -34,46 +35,60 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `check --against`."""
+    """What `check` was asked, with another implementation as the reference."""
 
-    port: str
-    against: str
-    config: Path | None = None
-    checkpoint: Path | None = None
-    inputs: Path | None = None
+    port: Any
+    """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
+    against: Any
+    """The same, or `transformers`."""
+    config: Any = None
+    checkpoint: Any = None
+    inputs: str | Path | Sequence[Inputs] | None = None
     dtype: str = "float32"
     timeout: float | None = None
     budget: float = BUDGET
+    name: str = ""
+    """The name of a port that is not a file."""
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port, in a process of its own, against another implementation."""
+    """Check a port against another implementation; one that a string names runs in a process of its own."""
     # the process loads the port while the reference is made
-    with (
-        contextlib.closing(isolated_build(asked.port, asked.timeout)) as build,
-        _opened(asked) as (reference, folder),
-    ):
-        given = _given_to(build, asked.port, folder)
+    with _made_by(asked) as make, _opened(asked) as (reference, folder):
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        forward = build.model(given[0]) if given else build.model(None, reference.weights)
-        return _report(reference, forward, probes, asked.port, asked.budget, progress)
+        forward = make(folder, reference.weights)
+        return _report(reference, forward, probes, asked, progress)
 
 
-def compare_modules(
-    port: Any,
-    against: Any,
-    inputs: Sequence[Inputs] | None = None,
-    *,
-    dtype: str = "float32",
-    budget: float = BUDGET,
-    name: str = "port",
-    progress: Progress | None = None,
-) -> Report:
-    """Check a module or a function in this process against a PyTorch module, which has the same weights."""
-    reference = Reference(type(against).__qualname__, against, dtype)
-    probes = probes_of(against) if inputs is None else named_inputs(inputs, "the call")
-    forward = call_port(called_by_its_names, port)
-    return _report(reference, forward, probes, name, budget, progress or ignore_progress)
+@contextlib.contextmanager
+def _made_by(asked: Request) -> Iterator[Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]]:
+    """Yield what makes the forward pass of the port, from the folder of a loader or the tensors of a module."""
+    if not isinstance(asked.port, str):
+        yield functools.partial(_made_here, asked)
+        return
+    with contextlib.closing(isolated_build(asked.port, asked.timeout)) as build:
+
+        def make(folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+            given = _given_to(build, asked.port, folder)
+            return build.model(given[0]) if given else build.model(None, weights)
+
+        yield make
+
+
+def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+    port = asked.port
+    if _is_maker(port, folder):
+        given = _given_to(port, asked.name, folder)
+        port = call_port(port, *given)
+        if not given:
+            fill_by_name(port, weights)
+    made: Callable[..., Any] = call_port(called_by_its_names, port)
+    return made
+
+
+def _is_maker(given: Any, folder: Path | None) -> bool:
+    """Return whether something makes a model: a class, or a function where there is a folder to load."""
+    return inspect.isclass(given) or (inspect.isroutine(given) and folder is not None)
 
 
 @contextlib.contextmanager
@@ -82,18 +97,20 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
-        folder = asked.checkpoint
+        folder = None if asked.checkpoint is None else Path(asked.checkpoint)
         if asked.config is not None:
             from transparity_conformance.against.small.build import build, read_config
 
             folder = Path(root) / "model"
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
-        model = from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
+        model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
         yield Reference(_title(asked, model), model, asked.dtype), folder
 
 
 def _title(asked: Request, model: Any) -> str:
+    if not isinstance(asked.against, str):
+        return type(model).__qualname__
     return f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else asked.against
 
 
@@ -145,15 +162,18 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
     return [str(folder)]
 
 
-def _from_file(spec: str, folder: Path | None) -> Any:
-    """The module that `file.py:load` or `file.py:Model` makes."""
+def _model_of(given: Any, folder: Path | None) -> Any:
+    """The module that is given, or that `file.py:load` or `file.py:Model` makes."""
     import torch
 
-    make = load_port(spec)
-    torch.manual_seed(0)
-    model = call_port(make, *_given_to(make, spec, folder))
+    name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
+    make = load_port(given) if isinstance(given, str) else given
+    model = make
+    if isinstance(given, str) or _is_maker(given, folder):
+        torch.manual_seed(0)
+        model = call_port(make, *_given_to(make, name, folder))
     if not isinstance(model, torch.nn.Module):
-        raise TransparityError(f"{spec} made {shown(model)}; expected a PyTorch module as the reference.")
+        raise TransparityError(f"The reference {name} is {shown(model)}; expected a PyTorch module.")
     return model.float()
 
 
@@ -161,15 +181,13 @@ def _report(
     reference: Reference,
     forward: Callable[..., Any],
     probes: Mapping[str, Inputs],
-    name: str,
-    budget: float,
+    asked: Request,
     progress: Progress,
 ) -> Report:
     """Compare a port's forward pass with a reference, and report."""
-    signature = signature_of(forward)
-    given, left_out = taken(probes, signature)
+    given, left_out = taken(probes, signature_of(forward))
     call = functools.partial(_answered, forward)
-    outcome = compared(reference, call, functools.partial(_listened, forward), given, Clock(budget), progress)
+    outcome = compared(reference, call, functools.partial(_listened, forward), given, Clock(asked.budget), progress)
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]
@@ -184,7 +202,7 @@ def _report(
         not_compared=tuple(left_out),
         notes=tuple(outcome.notes),
         dtype=reference.dtype,
-        port=name,
+        port=asked.name or str(asked.port),
         coverage=_coverage(given),
     )
 

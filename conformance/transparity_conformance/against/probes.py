@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,12 @@ OTHERS = ((11, 1), (11, 2), (11, 3))
 
 
 def probes_of(model: Any) -> dict[str, Inputs]:
-    """Return inputs of a model of transformers, by what they exercise."""
+    """Return inputs of a model of transformers, by what they exercise; raises `TransparityError` for another module."""
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise TransparityError(
+            f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
+            "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
+        )
     from transparity_conformance.against.small.inputs import example_inputs
 
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
@@ -55,12 +60,14 @@ def _padded(inputs: Inputs, side: str) -> Inputs:
     return {**inputs, "attention_mask": mask}
 
 
-def read_inputs(path: Path) -> dict[str, Inputs]:
-    """Return the inputs in a Python file: `inputs`, a list of dicts of arrays, or a function that returns one."""
-    found = getattr(load_file(path), "inputs", None)
+def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
+    """Return a list of dicts of arrays, or `inputs` in a Python file, which is one or a function that returns one."""
+    if not isinstance(given, str | Path):
+        return named_inputs(given, "the call")
+    found = getattr(load_file(Path(given)), "inputs", None)
     if callable(found):
         found = call_port(found)
-    return named_inputs(found, str(path))
+    return named_inputs(found, str(given))
 
 
 def named_inputs(found: Any, where: str) -> dict[str, Inputs]:

@@ -66,7 +66,7 @@ def test_modules_classes_functions_and_files_give_one_report(file: Path) -> None
     port.load_state_dict(theirs.state_dict())
     ways: dict[str, tuple[Any, Any]] = {
         "modules": (port, theirs),
-        "a function": (lambda tokens: port(tokens), theirs),
+        "a function": (port.forward, theirs),
         "classes": (Wrong, Theirs),
         "files": (f"{file}:Wrong", f"{file}:Theirs"),
     }

@@ -160,8 +160,8 @@ def name_of(build: Any) -> str:
 def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
     """Fail with a table of what is wrong, where and why, unless the port agrees.
 
-    Inconclusive is not agreement. Without a `config`, a `family` or `against`, the preset is `translation`; `options` are those of
-    `check`.
+    Inconclusive is not agreement. Without a `config`, a `family` or `against`, the preset is `translation`; `options`
+    are those of `check`.
     """
     from transparity_conformance.report.check.terminal import as_text
 

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.compare import compared
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
+from transparity_conformance.against.ways.every import with_ways
+from transparity_conformance.against.ways.way import Sides
+from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
 from transparity_conformance.running.loading import UsageError, load_port
 from transparity_conformance.running.process.isolation import isolated_build
-from transparity_conformance.running.process.running import RemotePort, listen_once
 
 TRANSFORMERS = "transformers"
 """The reference that a config.json alone names."""
@@ -57,7 +56,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     with _made_by(asked) as make, _opened(asked) as (reference, folder):
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
         forward = make(folder, reference.weights)
-        return _report(reference, forward, probes, asked, progress)
+        return _report(Sides(reference, forward, Clock(asked.budget), progress), probes, asked)
 
 
 @contextlib.contextmanager
@@ -177,23 +176,17 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     return model.float()
 
 
-def _report(
-    reference: Reference,
-    forward: Callable[..., Any],
-    probes: Mapping[str, Inputs],
-    asked: Request,
-    progress: Progress,
-) -> Report:
-    """Compare a port's forward pass with a reference, and report."""
-    given, left_out = taken(probes, signature_of(forward))
-    call = functools.partial(_answered, forward)
-    outcome = compared(reference, call, functools.partial(_listened, forward), given, Clock(asked.budget), progress)
+def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> Report:
+    """Compare a port with a reference, and report: its forward pass and, if that agrees, the other ways to call it."""
+    reference = sides.reference
+    given, left_out = taken(probes, signature_of(sides.forward))
+    outcome = sides.compared(given)
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]
     is_judged = all(math.isfinite(each.budget) for each in outcome.answers) and bool(outcome.answers)
     verdict = "diverges" if outcome.wrong and is_judged else "agrees" if is_judged else "inconclusive"
-    return Report(
+    report = Report(
         preset=reference.name,
         verdict=verdict,  # type: ignore[arg-type]
         first_divergence=outcome.faults[0].where if outcome.faults else None,
@@ -205,21 +198,7 @@ def _report(
         port=asked.name or str(asked.port),
         coverage=_coverage(given),
     )
-
-
-def _answered(forward: Callable[..., Any], inputs: Inputs) -> np.ndarray:
-    answer = call_port(as_numbers, call_port(forward, **inputs))
-    if answer.dtype.kind not in "fiu":
-        raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
-    return np.asarray(answer, np.float64)
-
-
-def _listened(forward: Callable[..., Any], inputs: Inputs) -> Any:
-    if isinstance(forward, RemotePort):
-        answer, operations = forward.listened("", whole_numbers=True, **inputs)
-    else:
-        answer, operations = call_port(listen_once, forward, (), inputs, whole_numbers=True)
-    return np.asarray(as_numbers(answer), np.float64), operations
+    return with_ways(report, sides, given, is_drawn=asked.inputs is None)
 
 
 def _coverage(probes: Mapping[str, Inputs]) -> Coverage:

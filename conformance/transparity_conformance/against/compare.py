@@ -44,6 +44,8 @@ class Answer:
     """The port's answer."""
     changed: int
     """Numbers of the answer beyond the budget."""
+    first: int
+    """The first position with one of them; 0 for an answer of another shape."""
     size: int
     """Numbers of the reference's answer."""
 
@@ -85,26 +87,37 @@ def compared(
     progress: Progress = ignore_progress,
 ) -> Outcome:
     """Compare a port with a reference on every probe; where they differ, find out where and why."""
+    outcome = judged(reference, port, probes, progress)
+    return explained(reference, listen, outcome, clock, progress) if outcome.wrong else outcome
+
+
+def judged(
+    reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
+) -> Outcome:
+    """Compare the answers of a port with those of a reference."""
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))
         answers.append(_answer(reference, port, name, inputs))
-    outcome = Outcome(answers)
-    return outcome if not outcome.wrong else _explained(reference, listen, outcome, clock, progress)
+    return Outcome(answers)
 
 
 def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answer:
-    expected, budget = reference.answer(inputs)
+    expected, budget = reference.near(inputs)
     actual = np.asarray(port(inputs), np.float64)
     if actual.shape != expected.shape:
-        return Answer(name, inputs, math.inf, budget, actual, expected.size, expected.size)
+        return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.size)
     kept = reference.kept(inputs, expected.shape)
     pair = (actual, expected) if kept is None else (actual[kept], expected[kept])
-    changed = int((np.abs(pair[0] - pair[1]) > budget).sum())
-    return Answer(name, inputs, difference(*pair), budget, actual, changed, expected.size)
+    if difference(*pair) > budget:  # one point may err little by luck
+        budget = max(budget, reference.answer(inputs)[1])
+    wrong = ~(np.abs(actual - expected) <= budget) if kept is None else kept & ~(np.abs(actual - expected) <= budget)
+    positions = np.flatnonzero(wrong.any(axis=(0, *range(2, wrong.ndim)))) if wrong.ndim > 1 else ()
+    first = int(positions[0]) if len(positions) else 0
+    return Answer(name, inputs, difference(*pair), budget, actual, int(wrong.sum()), first, expected.size)
 
 
-def _explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
+def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find the departures on one probe, and confirm their edits on others."""
     chosen, found = _most_telling(outcome.wrong), outcome
     answer, operations = listen(chosen.inputs)

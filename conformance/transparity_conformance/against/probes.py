@@ -31,28 +31,30 @@ def probes_of(model: Any) -> dict[str, Inputs]:
             f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
             "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
         )
-    from transparity_conformance.against.small.inputs import example_inputs
-
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if is_text else OTHERS):
         if length <= longest:
-            found[f"{batch} × {length}"] = _whole(example_inputs(model, length, batch, number))
+            found[f"{batch} × {length}"] = draw(model, length, batch, number)
     for side, (length, batch) in PADDED.items() if is_text else ():
-        inputs = example_inputs(model, length, batch, length)
-        if "attention_mask" in inputs and length <= longest:
-            found[f"{batch} × {length}, padded on the {side}"] = _padded(inputs, side)
+        if length <= longest and (inputs := padded(draw(model, length, batch, length), side)) is not None:
+            found[f"{batch} × {length}, padded on the {side}"] = inputs
     return found
 
 
-def _whole(inputs: Inputs) -> Inputs:
-    """The inputs with a mask that hides nothing."""
+def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
+    """Return inputs of a model of transformers with a mask that hides nothing."""
+    from transparity_conformance.against.small.inputs import example_inputs
+
+    inputs = example_inputs(model, length, batch, seed)
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
-def _padded(inputs: Inputs, side: str) -> Inputs:
-    """The inputs with some padding in every row but the last."""
+def padded(inputs: Inputs, side: str) -> Inputs | None:
+    """Return the inputs with some padding in every row but the last; None without a mask."""
+    if "attention_mask" not in inputs:
+        return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):
         hidden = slice(0, row + 2) if side == "left" else slice(-(row + 2), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -21,10 +22,10 @@ from transparity_conformance.against.ways.every import with_ways
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.report.coverage import Coverage
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
+from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import UsageError, load_port
 from transparity_conformance.running.process.isolation import isolated_build
 
@@ -55,8 +56,8 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     # the process loads the port while the reference is made
     with _made_by(asked) as make, _opened(asked) as (reference, folder):
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        forward = make(folder, reference.weights)
-        return _report(Sides(reference, forward, Clock(asked.budget), progress), probes, asked)
+        made = functools.partial(make, folder, reference.weights)
+        return _report(Sides(reference, made, asked.budget, progress), probes, asked)
 
 
 @contextlib.contextmanager
@@ -81,6 +82,9 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
         port = call_port(port, *given)
         if not given:
             fill_by_name(port, weights)
+    elif is_instance(port, "torch.nn", "Module"):
+        with contextlib.suppress(Exception):  # one that cannot be copied is called itself
+            port = copy.deepcopy(port)
     made: Callable[..., Any] = call_port(called_by_its_names, port)
     return made
 
@@ -196,15 +200,5 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> Repor
         notes=tuple(outcome.notes),
         dtype=reference.dtype,
         port=asked.name or str(asked.port),
-        coverage=_coverage(given),
     )
     return with_ways(report, sides, given, is_drawn=asked.inputs is None)
-
-
-def _coverage(probes: Mapping[str, Inputs]) -> Coverage:
-    whole = [
-        each for inputs in probes.values() for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2
-    ]
-    lengths = {each.shape[1] for each in whole}
-    batches = {next(iter(each.values())).shape[0] for each in probes.values()}
-    return Coverage(lengths=tuple(sorted(lengths)), batches=tuple(sorted(batches)))

@@ -68,6 +68,14 @@ class Outcome:
     """The departures, each with both lines and with the edit that explains it."""
     notes: Sequence[str] = ()
 
+    def with_answers(self, other: Outcome) -> Outcome:
+        """Return the outcome with the answers of another one."""
+        return dataclasses.replace(self, answers=[*self.answers, *other.answers])
+
+    def because(self, cause: Cause) -> Outcome:
+        """Return the outcome with one cause of all faults."""
+        return dataclasses.replace(self, faults=[dataclasses.replace(each, causes=(cause,)) for each in self.faults])
+
     @property
     def is_explained(self) -> bool:
         """Whether edits explain all differences."""
@@ -76,19 +84,6 @@ class Outcome:
     @property
     def wrong(self) -> list[Answer]:
         return [each for each in self.answers if not each.agrees]
-
-
-def compared(
-    reference: Reference,
-    port: Port,
-    listen: Listen,
-    probes: Mapping[str, Inputs],
-    clock: Clock,
-    progress: Progress = ignore_progress,
-) -> Outcome:
-    """Compare a port with a reference on every probe; where they differ, find out where and why."""
-    outcome = judged(reference, port, probes, progress)
-    return explained(reference, listen, outcome, clock, progress) if outcome.wrong else outcome
 
 
 def judged(

@@ -31,16 +31,26 @@ def probes_of(model: Any) -> dict[str, Inputs]:
             f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
             "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
         )
-    is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
     longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
     found: dict[str, Inputs] = {}
-    for number, (length, batch) in enumerate(TEXTS if is_text else OTHERS):
+    for number, (length, batch) in enumerate(TEXTS if is_text(model) else OTHERS):
         if length <= longest:
             found[f"{batch} × {length}"] = draw(model, length, batch, number)
-    for side, (length, batch) in PADDED.items() if is_text else ():
+    for side, (length, batch) in PADDED.items() if is_text(model) else ():
         if length <= longest and (inputs := padded(draw(model, length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs
     return found
+
+
+def is_text(model: Any) -> bool:
+    """Return whether a model of transformers reads token ids first."""
+    return bool(getattr(model, "main_input_name", "input_ids") == "input_ids")
+
+
+def length_of(inputs: Inputs) -> int:
+    """Return the length of the longest text among inputs; 0 if there is none."""
+    texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
+    return max(texts, default=0)
 
 
 def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,55 +16,15 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.reach.boundary import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.report import ClaimResult
+from transparity_conformance.report.report import Cause, ClaimResult
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
 from transparity_conformance.running.ways import WAYS
 from transparity_conformance.running.ways import offers as model_offers
-
-
-@dataclass(frozen=True, eq=False)
-class Sides:
-    """The two implementations, and the time to find causes."""
-
-    reference: Reference
-    forward: Callable[..., Any]
-    clock: Clock
-    progress: Progress
-
-    def answered(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> np.ndarray:
-        """Return the port's answer in a way; an empty `method` is its forward pass."""
-        answer = call_port(as_numbers, ask(self.forward, method, *settings, **inputs))
-        if answer.dtype.kind not in "fiu":
-            raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
-        return np.asarray(answer, np.float64)
-
-    def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
-        """The same with the port's operations."""
-        answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
-        return np.asarray(as_numbers(answer), np.float64), operations
-
-    def compared(
-        self,
-        probes: Mapping[str, Inputs],
-        method: str = "",
-        settings: tuple[int, ...] = (),
-        reference: Reference | None = None,
-        shorten: Callable[[Answer], Inputs] | None = None,
-    ) -> Outcome:
-        """Compare both on every probe; where they differ, a probe may be shortened to find out where and why."""
-        reference = reference or self.reference
-        call = functools.partial(self.answered, method, settings)
-        listen = functools.partial(self.listened, method, settings)
-        outcome = judged(reference, call, probes, self.progress)
-        if outcome.wrong and shorten is not None:
-            short = judged(reference, call, {each.probe: shorten(each) for each in outcome.wrong[:1]})
-            outcome = short if short.wrong else outcome
-        self.clock.begin()
-        return explained(reference, listen, outcome, self.clock, self.progress) if outcome.wrong else outcome
 
 
 @dataclass(frozen=True)
@@ -87,17 +47,86 @@ class Way:
         return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
 
 
+FORWARD = Way("forward", "", (), "")
+"""The forward pass itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """The two implementations, and the time to find causes."""
+
+    reference: Reference
+    make: Callable[[], Callable[..., Any]]
+    """Makes the port's forward pass anew."""
+    budget: float
+    progress: Progress
+    called: list[Inputs] = field(default_factory=list)
+    """The inputs of all forward passes that were compared."""
+
+    @functools.cached_property
+    def forward(self) -> Callable[..., Any]:
+        """The port's forward pass, the same object in all calls."""
+        return self.make()
+
+    def answered(
+        self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
+    ) -> np.ndarray:
+        """Return the port's answer in a way; an empty `method` is its forward pass."""
+        answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
+        if answer.dtype.kind not in "fiu":
+            raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
+        return np.asarray(answer, np.float64)
+
+    def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
+        """The same with the port's operations."""
+        answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
+        return np.asarray(as_numbers(answer), np.float64), operations
+
+    def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
+        """Compare the answers of both."""
+        if way is FORWARD:
+            self.called.extend(probes.values())
+        call = functools.partial(self.answered, way.method, way.settings)
+        return judged(reference or self.reference, call, probes, self.progress)
+
+    def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
+        """Find out where and why the answers differ, if they do: on one call alone, or because of those before it."""
+        if not outcome.wrong:
+            return outcome
+        reference = reference or self.reference
+        is_history = self._is_right_alone(outcome.wrong[0], way, reference)
+        listen = functools.partial(self.listened, way.method, way.settings)
+        clock = Clock(0.0 if is_history else self.budget)
+        found = explained(reference, listen, outcome, clock, self.progress)
+        return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
+
+    def _is_right_alone(self, answer: Answer, way: Way, reference: Reference) -> bool:
+        """Return whether a port that is made anew gives the right answer."""
+        forward = self.make()
+        call = functools.partial(self.answered, way.method, way.settings, forward=forward)
+        return not judged(reference, call, {answer.probe: answer.inputs}).wrong
+
+    def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
+        """Compare forward passes on every probe."""
+        return self.explained(self.judged(probes))
+
+
 def compare_way(
     way: Way, sides: Sides, probes: Mapping[str, Inputs], shorten: Callable[[Answer], Inputs] | None = None
 ) -> CapabilityResult:
     """Compare both in a way, which the reference takes: a claim, with a fault if they differ."""
     if not probes:
         return CapabilityResult()
+    reference = way.reference(sides.reference)
     try:
-        outcome = sides.compared(probes, way.method, way.settings, way.reference(sides.reference), shorten)
+        outcome = sides.judged(probes, way, reference)
+        if outcome.wrong and shorten is not None:
+            short = {each.probe: shorten(each) for each in outcome.wrong[:1]}
+            short_outcome = sides.judged(short, way, reference)
+            outcome = short_outcome if short_outcome.wrong else outcome
+        return as_result(way, sides.explained(outcome, way, reference))
     except PortError as error:
         return failed(way.claim, way.says, error)
-    return as_result(way, outcome)
 
 
 def why_not(way: Way, sides: Sides) -> str:

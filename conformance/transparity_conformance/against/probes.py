@@ -61,6 +61,11 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
+def without_mask(inputs: Inputs) -> Inputs:
+    """Return the inputs without masks, which hide nothing in them: a recurrence may take none with a cache."""
+    return {name: value for name, value in inputs.items() if "mask" not in name}
+
+
 def padded(inputs: Inputs, side: str) -> Inputs | None:
     """Return the inputs with some padding in every row but the last; None without a mask."""
     if "attention_mask" not in inputs:

@@ -30,6 +30,13 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
     return {} if takes is None else takes.parameters
 
 
+def _takes(model: Any, name: str) -> bool:
+    """Return whether a model takes an argument, or a model with a configuration hands all arguments on."""
+    names = _names(model)
+    hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
+    return name in names or hands_on
+
+
 def cache_name(model: Any) -> str:
     """Return the argument for the cache; empty if there is none."""
     names = _names(model)
@@ -38,8 +45,8 @@ def cache_name(model: Any) -> str:
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
     """Return the answer of a forward pass that goes on from a cache, or from None, and the cache after it."""
-    name, names = cache_name(model), _names(model)
-    settings = {"use_cache": True} if "use_cache" in names else {}
+    name = cache_name(model)
+    settings = {"use_cache": True} if _takes(model, "use_cache") else {}
     before = {} if cache is None else {name: cache}
     returned = model(**inputs, **settings, **before)
     return answer_in(returned), _cache_in(returned, name)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from transparity_conformance.against.compare import Answer
-from transparity_conformance.against.probes import draw, padded, taken
+from transparity_conformance.against.probes import draw, padded, taken, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.sizes import crossed, longest_of
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
-from transparity_conformance.capabilities.port_calls import describe_raised, signature_of
+from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.ways import up_to
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
@@ -23,22 +23,37 @@ models."""
 BEYOND = 4
 """Positions after a threshold; the prompt ends one before it."""
 
+SECONDS = 2.0
+"""Processor time after which no longer prompt is begun, so that the verdict on a small model comes within seconds."""
+
 CLAIM = "step"
 
 
 def compare_steps(sides: Sides) -> CapabilityResult:
     """Compare cached steps, but those in which the reference departs from its own forward pass."""
-    found = CapabilityResult()
+    found, ends = CapabilityResult(), time.thread_time() + SECONDS
+    if reason := why_not("in_steps", sides):
+        return not_compared(f"cached steps: {reason}")
     for way, probes in _requests(sides.reference):
-        if reason := why_not(way, sides):
-            return not_compared(reason)
-        given, left_out = taken(probes, signature_of(sides.forward))
-        right, reasons = _consistent(way, sides.reference, given)
-        found += not_compared(*(f"{CLAIM}, {way.says}: {each}" for each in (*left_out, *reasons)))
-        found += compare_way(way, sides, right, up_to_first)
         if found.faults:
             break
+        if time.thread_time() > ends:
+            return found + not_compared(f"{CLAIM}, {way.says}, and beyond: it would take too long")
+        found += _compared(way, sides, probes)
     return found
+
+
+def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare the first of the probes that the port takes and on which the reference's steps are its forward pass."""
+    given, reasons = taken(probes, signature_of(sides.forward))
+    view, found = way.reference(sides.reference), CapabilityResult()
+    for name, inputs in given.items():
+        if reason := _inconsistency(view, sides.reference, inputs):
+            reasons.append(f"{name}: {reason}")
+        else:
+            found = compare_way(way, sides, {name: inputs}, view, up_to_first)
+            break
+    return found + not_compared(*(f"{CLAIM}, {way.says}: {each}" for each in reasons))
 
 
 def up_to_first(answer: Answer) -> Inputs:
@@ -49,32 +64,27 @@ def up_to_first(answer: Answer) -> Inputs:
 def _requests(reference: Reference) -> Iterator[tuple[Way, Mapping[str, Inputs]]]:
     model, longest = reference.model, longest_of(reference)
     length = min(LENGTH, longest)
-    plain, names = draw(model, length, 2, length), {1: "one at a time", CHUNK: f"{CHUNK} at a time"}
     rows = padded(draw(model, length, 3, length), "left")
-    for chunk, inputs in ((1, plain if rows is None else rows), (CHUNK, plain)):
-        is_padded = any("mask" in name and not np.all(value) for name, value in inputs.items())
-        name = f"{len(next(iter(inputs.values())))} × {length}" + ", padded on the left" * is_padded
-        yield Way(CLAIM, "in_steps", (PROMPT, chunk), f"{PROMPT} positions, then {names[chunk]}"), {name: inputs}
+    calls = {f"2 × {length}": without_mask(draw(model, length, 2, length))}
+    singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
+    yield _way(PROMPT, 1, "one at a time"), singly
+    yield _way(PROMPT, CHUNK, f"{CHUNK} at a time"), calls
     for number in crossed(reference, longest - BEYOND):
         if number > length:
-            says = f"{number - 1} positions, then {names[1]}"
-            inputs = draw(model, number + BEYOND, 1, number)
-            yield Way(CLAIM, "in_steps", (number - 1, 1), says), {f"1 × {number + BEYOND}": inputs}
+            inputs = without_mask(draw(model, number + BEYOND, 1, number))
+            yield _way(number - 1, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
 
 
-def _consistent(way: Way, reference: Reference, probes: Mapping[str, Inputs]) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes on which the reference's steps give its own forward pass, and the reasons for the others."""
-    view, kept, reasons = way.reference(reference), dict[str, Inputs](), []
-    for name, inputs in probes.items():
-        try:
-            (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
-        except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
-            reasons.append(f"the reference raises {describe_raised(error)}")
-            continue
-        where = reference.kept(inputs, whole.shape)
-        pair = (steps, whole) if where is None or steps.shape != whole.shape else (steps[where], whole[where])
-        if difference(*pair) > budget + own:
-            reasons.append(f"{name}: the reference's own steps depart from its forward pass")
-        else:
-            kept[name] = inputs
-    return kept, reasons
+def _way(first: int, then: int, says: str) -> Way:
+    return Way(CLAIM, "in_steps", (first, then), f"{first} positions, then {says}")
+
+
+def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
+    """Return why the reference's steps cannot be compared: they are not its own forward pass; empty if they can."""
+    try:
+        (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
+    except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
+        return f"the reference raises {describe_error(error)}"
+    where = reference.kept(inputs, whole.shape)
+    pair = (steps, whole) if where is None or steps.shape != whole.shape else (steps[where], whole[where])
+    return "the reference's own steps depart from its forward pass" if difference(*pair) > budget + own else ""

@@ -112,34 +112,38 @@ class Sides:
 
 
 def compare_way(
-    way: Way, sides: Sides, probes: Mapping[str, Inputs], shorten: Callable[[Answer], Inputs] | None = None
+    way: Way,
+    sides: Sides,
+    probes: Mapping[str, Inputs],
+    reference: Reference,
+    shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare both in a way, which the reference takes: a claim, with a fault if they differ."""
-    if not probes:
-        return CapabilityResult()
-    reference = way.reference(sides.reference)
+    """Compare both in a way: a claim, with a fault if they differ.
+
+    Args:
+        way, sides, probes: the way, both implementations, and the inputs.
+        reference: the reference in this way.
+        shorten: returns fewer inputs on which a wrong answer is wrong, too.
+    """
     try:
         outcome = sides.judged(probes, way, reference)
         if outcome.wrong and shorten is not None:
-            short = {each.probe: shorten(each) for each in outcome.wrong[:1]}
-            short_outcome = sides.judged(short, way, reference)
-            outcome = short_outcome if short_outcome.wrong else outcome
+            worst = outcome.wrong[0]
+            short = sides.judged({worst.probe: shorten(worst)}, way, reference)
+            outcome = short if short.wrong else outcome
         return as_result(way, sides.explained(outcome, way, reference))
     except PortError as error:
         return failed(way.claim, way.says, error)
 
 
-def why_not(way: Way, sides: Sides) -> str:
-    """Return the reason why a way is not compared, as a line of the report; empty if it is."""
-    missing = [
-        side
-        for side, is_offered in (
-            ("reference", model_offers(sides.reference.model, way.method)),
-            ("port", offers(sides.forward, way.method)),
-        )
-        if not is_offered
-    ]
-    return f"{way.claim}: the {' and the '.join(missing)} has no such call" if missing else ""
+def why_not(method: str, sides: Sides) -> str:
+    """Return the reason why a way is not compared; empty if both offer it."""
+    offered = {
+        "reference": model_offers(sides.reference.model, method),
+        "port": offers(sides.forward, method),
+    }
+    missing = [side for side, is_offered in offered.items() if not is_offered]
+    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not offer it" if missing else ""
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:

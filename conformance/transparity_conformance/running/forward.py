@@ -25,7 +25,7 @@ from transparity_conformance.running.inputs import (
     is_instance,
     takes_of,
 )
-from transparity_conformance.running.ways import add_ways
+from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
@@ -59,7 +59,9 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     whole = completed(model, takes, array, without_gradients)
 
     def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
-        named = {name: array(value) for name, value in named_for(takes, inputs).items()}
+        own = {name: value for name, value in inputs.items() if name not in BESIDE}
+        beside = {name: value for name, value in inputs.items() if name in BESIDE}
+        named = {name: array(value) for name, value in (named_for(takes, own) | beside).items()}
         with without_gradients():
             return way(*settings, named)
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import has_method, signature_of
+from transparity_conformance.listening.backward import as_lists, listen_backward
+from transparity_conformance.listening.source import run
+from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
@@ -136,17 +139,74 @@ def _generates(model: Any) -> bool:
     return has_method(model, "generate")
 
 
-WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
-    "in_steps": (in_steps, cache_name),
+COTANGENT = "cotangent"
+"""The input that is no argument of a model: the derivatives are those of its inner product with the answer."""
+
+
+BESIDE = (COTANGENT,)
+"""The names of all inputs that are no arguments."""
+
+
+def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
+    """Return the parameters of a module of PyTorch, and the gradients of those that have one, both by name."""
+    module, call, differentiate = _differentiation(model, inputs)
+    import torch
+
+    with torch.enable_grad():
+        found = dict(zip(_learned(module), differentiate(call()), strict=True))
+    return {
+        "parameters": {name: value.detach() for name, value in module.named_parameters()},
+        "gradients": {name: value for name, value in found.items() if value is not None},
+    }
+
+
+def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
+    """Return the record of the same backward pass, as it is sent to another process."""
+    module, call, differentiate = _differentiation(model, inputs)
+    return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
+
+
+def _learned(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def _is_module(model: Any) -> bool:
+    return module_in(model) is not None
+
+
+def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
+    """Return the module of a model, its call, and what differentiates its answer by the parameters."""
+    import torch
+
+    module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}
+    given |= {"use_cache": False} if "use_cache" in _names(model) else {}
+
+    def call() -> Any:
+        return answer_in(model(**given))
+
+    def differentiate(answer: Any) -> Sequence[Any]:
+        learned = list(_learned(module).values())
+        if not answer.requires_grad:
+            return [None] * len(learned)
+        total = (answer * inputs[COTANGENT]).sum()
+        return torch.autograd.grad(total, learned, allow_unused=True)
+
+    return module, call, differentiate
+
+
+WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
+    "in_steps": (in_steps, lambda model: bool(cache_name(model))),
     "loss": (loss, lambda model: LABELS in _names(model)),
     "generated": (generated, _generates),
+    "gradients": (gradients, _is_module),
+    "backward": (backward, _is_module),
 }
 """The ways by name, and whether a model offers each."""
 
 
 def offers(model: Any, way: str) -> bool:
     """Return whether a model can be called in a way."""
-    return bool(WAYS[way][1](model))
+    return WAYS[way][1](model)
 
 
 def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:

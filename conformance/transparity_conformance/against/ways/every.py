@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from transparity_conformance.against.probes import length_of
 from transparity_conformance.against.reference import Inputs
+from transparity_conformance.against.ways.gradients import compare_gradients
+from transparity_conformance.against.ways.loss import compare_losses
 from transparity_conformance.against.ways.reach import compare_sizes
 from transparity_conformance.against.ways.repeats import compare_repeats
 from transparity_conformance.against.ways.steps import compare_steps
@@ -15,21 +17,30 @@ from transparity_conformance.report.capability_result import not_compared, with_
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Report
 
+BEFORE = "what was compared before does not agree"
+
 DRAWN = {"other lengths and batches": compare_sizes, "cached steps": compare_steps}
 """What needs inputs of its own, which are drawn from a configuration of transformers."""
 
 
+GIVEN = {"losses": compare_losses, "gradients": compare_gradients, "repeated calls": compare_repeats}
+"""What is compared on the inputs of the forward passes; the last sees what all calls before it left behind."""
+
+
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_drawn: bool) -> Report:
     """Add what is found in other ways to call both, up to the first that differs."""
-    for name, compare in DRAWN.items():
+    for name, compare_drawn in DRAWN.items():
         if report.verdict != "agrees":
-            report = with_capabilities(report, not_compared(f"{name}: what was compared before does not agree"))
+            report = with_capabilities(report, not_compared(f"{name}: {BEFORE}"))
         elif not is_drawn:
             report = with_capabilities(report, not_compared(f"{name}: the inputs were given, and no others are drawn"))
         else:
-            report = with_capabilities(report, compare(sides))
-    if report.verdict == "agrees":
-        report = with_capabilities(report, compare_repeats(sides, probes))
+            report = with_capabilities(report, compare_drawn(sides))
+    for name, compare in GIVEN.items():
+        if report.verdict != "agrees":
+            report = with_capabilities(report, not_compared(f"{name}: {BEFORE}"))
+        else:
+            report = with_capabilities(report, compare(sides, probes))
     return dataclasses.replace(report, coverage=_coverage(sides.called))
 
 

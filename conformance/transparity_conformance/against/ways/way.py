@@ -19,7 +19,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.reach.boundary import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.report.capability_result import CapabilityResult
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.report import Cause, ClaimResult
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
@@ -125,6 +125,8 @@ def compare_way(
         reference: the reference in this way.
         shorten: returns fewer inputs on which a wrong answer is wrong, too.
     """
+    if not probes:
+        return not_compared(f"{way.claim}: no inputs have one")
     try:
         outcome = sides.judged(probes, way, reference)
         if outcome.wrong and shorten is not None:

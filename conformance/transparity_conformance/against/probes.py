@@ -100,6 +100,17 @@ def _shapes(inputs: Inputs) -> str:
     return ", ".join(" × ".join(map(str, value.shape)) for value in inputs.values())
 
 
+def is_padded(inputs: Inputs) -> bool:
+    """Return whether a mask hides something."""
+    return any("mask" in name and not value.all() for name, value in inputs.items())
+
+
+def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
+    """Return the first inputs, and those with padding."""
+    first = next(iter(probes))
+    return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
+
+
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
     """Return the probes that a port takes, and what cannot be compared; a mask that hides nothing is left out."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):

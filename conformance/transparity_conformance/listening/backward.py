@@ -124,4 +124,10 @@ class _Recorder:
         inputs = [self.indices[id(each)] for each in tensors_in(given) if id(each) in self.indices]
         stack = self.sources.here()
         for each in made:
-            self.add(getattr(func, "__name__", str(func)), each, inputs, stack)
+            self.add(_name_of(func), each, inputs, stack)
+
+
+def _name_of(func: Any) -> str:
+    """Return the name of a function, or of the attribute that it reads, such as `data`."""
+    name = getattr(func, "__name__", str(func))
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else str(name)

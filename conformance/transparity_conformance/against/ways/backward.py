@@ -68,7 +68,7 @@ class Place:
         causes: tuple[Cause, ...] = ()
         if cut:
             says = f"no gradient passes through `{operation.name}` in your port, and one does in theirs"
-            causes = (Cause("gradient-missing", says, None, 0.0, 1.0),)
+            causes = (Cause("gradient-missing", says, None, 0.0, 0.0),)
         return _line(operation.source), theirs, causes
 
     def _counterpart(self, culprit: int, given: int) -> Mapping[str, Any] | None:

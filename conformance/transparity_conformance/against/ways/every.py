@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from transparity_conformance.against.probes import length_of
 from transparity_conformance.against.reference import Inputs
+from transparity_conformance.against.ways.generation import compare_generation
 from transparity_conformance.against.ways.gradients import compare_gradients
 from transparity_conformance.against.ways.loss import compare_losses
 from transparity_conformance.against.ways.reach import compare_sizes
@@ -23,7 +24,12 @@ DRAWN = {"other lengths and batches": compare_sizes, "cached steps": compare_ste
 """What needs inputs of its own, which are drawn from a configuration of transformers."""
 
 
-GIVEN = {"losses": compare_losses, "gradients": compare_gradients, "repeated calls": compare_repeats}
+GIVEN = {
+    "generation": compare_generation,
+    "losses": compare_losses,
+    "gradients": compare_gradients,
+    "repeated calls": compare_repeats,
+}
 """What is compared on the inputs of the forward passes; the last sees what all calls before it left behind."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from transparity_conformance.against.probes import telling
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
@@ -19,10 +20,10 @@ IGNORED, SHARE = -100, 0.2
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the losses of all inputs."""
+    """Compare the losses of the first inputs, and of those with padding."""
     if reason := why_not(WAY.method, sides):
         return not_compared(f"{WAY.claim}: {reason}")
-    labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in probes.items()}
+    labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
     view = WAY.reference(sides.reference)
     try:  # a text of one token has no next one, and so no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.near(inputs)[0]).all()}

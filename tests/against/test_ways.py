@@ -67,8 +67,10 @@ class Model(nn.Module):
 FAULTS = {
     "a key is forgotten beyond the window": (
         "keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)",
-        "keys = torch.cat([past[0] * (torch.arange(begin) != begin - 5)[:, None], keys], 1); "
-        "values = torch.cat([past[1], values], 1)",
+        (
+            "keys = torch.cat([past[0] * (torch.arange(begin) != begin - 5)[:, None], keys], 1); "
+            "values = torch.cat([past[1], values], 1)"
+        ),
         "step",
     ),
     "the position of a step": (
@@ -108,8 +110,10 @@ FAULTS = {
     ),
     "a state after a backward pass": (
         "logits = x @ self.embedding.weight.T",
-        "logits = x @ self.embedding.weight.T * (1.01 if getattr(self, 'kept', False) else 1); "
-        "self.kept = getattr(self, 'kept', False) or torch.is_grad_enabled()",
+        (
+            "logits = x @ self.embedding.weight.T * (1.01 if getattr(self, 'kept', False) else 1); "
+            "self.kept = getattr(self, 'kept', False) or torch.is_grad_enabled()"
+        ),
         "repeats",
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import math
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
+from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.every import with_ways
+from transparity_conformance.against.ways.third import compare_third
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -40,7 +43,7 @@ class Request:
     port: Any
     """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
     against: Any
-    """The same, or `transformers`."""
+    """The same, or `transformers`; a list of two for a third implementation."""
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -52,17 +55,39 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation; one that a string names runs in a process of its own."""
-    # the process loads the port while the reference is made
-    with _made_by(asked) as make, _opened(asked) as (reference, folder):
+    """Check a port against another implementation; one that a string names runs in a process of its own.
+
+    A second reference is called like the port, and the report says which of the three stands alone.
+    """
+    first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
+    if others[1:]:
+        raise UsageError(f"{len(others) + 1} references were given; expected one, or two to tell which stands alone.")
+    asked = dataclasses.replace(asked, against=first)
+    with contextlib.ExitStack() as stack:
+        # their processes load while the reference is made
+        make = stack.enter_context(_made_by(asked))
+        thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
+        making = [stack.enter_context(_made_by(third)) for third in thirds]
+        reference, folder = stack.enter_context(_opened(asked))
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        made = functools.partial(make, folder, reference.weights)
-        return _report(Sides(reference, made, asked.budget, progress), probes, asked)
+        sides = Sides(reference, functools.partial(make, folder, reference.weights), asked.budget, progress)
+        report, answers = _report(sides, probes, asked)
+        for third, made in zip(thirds, making, strict=True):
+            found = compare_third(sides, answers, functools.partial(made, folder, reference.weights), third.name)
+            report = dataclasses.replace(report, third=found)
+        return report
+
+
+def _name_of(given: Any) -> str:
+    return given if isinstance(given, str) else str(getattr(given, "__qualname__", type(given).__qualname__))
 
 
 @contextlib.contextmanager
 def _made_by(asked: Request) -> Iterator[Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]]:
     """Yield what makes the forward pass of the port, from the folder of a loader or the tensors of a module."""
+    if asked.port == TRANSFORMERS:
+        yield lambda folder, _: called_by_its_names(from_transformers(folder))
+        return
     if not isinstance(asked.port, str):
         yield functools.partial(_made_here, asked)
         return
@@ -113,7 +138,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 def _title(asked: Request, model: Any) -> str:
     if not isinstance(asked.against, str):
-        return type(model).__qualname__
+        return _name_of(asked.against)
     return f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else asked.against
 
 
@@ -169,7 +194,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     """The module that is given, or that `file.py:load` or `file.py:Model` makes."""
     import torch
 
-    name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
+    name = _name_of(given)
     make = load_port(given) if isinstance(given, str) else given
     model = make
     if isinstance(given, str) or _is_maker(given, folder):
@@ -180,8 +205,11 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     return model.float()
 
 
-def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> Report:
-    """Compare a port with a reference, and report: its forward pass and, if that agrees, the other ways to call it."""
+def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:
+    """Compare a port with a reference: its forward pass and, if that agrees, the other ways to call it.
+
+    Returns: the report, and the answers of the forward pass.
+    """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
     outcome = sides.compared(given)
@@ -201,4 +229,4 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> Repor
         dtype=reference.dtype,
         port=asked.name or str(asked.port),
     )
-    return with_ways(report, sides, given, is_drawn=asked.inputs is None)
+    return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers

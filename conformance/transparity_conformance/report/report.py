@@ -16,6 +16,7 @@ from transparity_conformance.report.environment import environment
 from transparity_conformance.report.impact import Impact
 from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
+from transparity_conformance.report.third import ThirdComparison
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
@@ -155,6 +156,8 @@ class Report:
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
     ranks: RanksComparison | None = None
     """The ranks of the port, beside one of the same code; None if it runs on one."""
+    third: ThirdComparison | None = None
+    """The port and its reference beside a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Fields of which the port has other values than the configuration, if that are several at once, with both."""
     environment: Mapping[str, str] = field(default_factory=environment)
@@ -213,6 +216,7 @@ class Report:
             "coverage": self.coverage.as_dict(),
             "audit": None if self.audit is None else self.audit.as_dict(),
             "ranks": None if self.ranks is None else self.ranks.as_dict(),
+            "third": None if self.third is None else self.third.as_dict(),
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,

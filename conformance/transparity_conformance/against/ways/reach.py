@@ -8,12 +8,12 @@ from typing import Any
 
 from transparity_conformance.against.compare import Outcome
 from transparity_conformance.against.probes import draw, is_text, length_of, taken
-from transparity_conformance.against.reference import Inputs
-from transparity_conformance.against.ways.sizes import crossed, longest_of
+from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, as_result
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.diagnosis.reach.boundary import Call, bisect, boundary
-from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
+from transparity_conformance.oracle.reach.models import AFFORDABLE
+from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 
 CLAIM = Way("forward.reach", "", (), "")
@@ -23,6 +23,19 @@ SECONDS = 2.0
 
 MOST_ROWS = 13
 """Batches are 1 to this many rows, in turn."""
+
+
+def longest_of(reference: Reference) -> int:
+    """Return the longest text: that of the positions, of what takes about 0.2 s, or `LONGEST`."""
+    positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
+    size = sum(each.numel() for each in reference.model.parameters())
+    return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
+
+
+def crossed(reference: Reference, longest: int) -> list[int]:
+    """Return the whole numbers of the configuration that a text may be longer than, whatever they mean: a window, a
+    chunk, an original length."""
+    return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
 def compare_sizes(sides: Sides) -> CapabilityResult:

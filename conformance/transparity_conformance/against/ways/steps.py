@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import draw, padded, taken, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.against.ways.sizes import crossed, longest_of
+from transparity_conformance.against.ways.reach import crossed, longest_of
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared

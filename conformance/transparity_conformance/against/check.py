@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
+from transparity_conformance.against.beside.catalogue import with_names
+from transparity_conformance.against.beside.third import compare_third
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.every import with_ways
-from transparity_conformance.against.ways.third import compare_third
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -72,6 +73,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
         sides = Sides(reference, functools.partial(make, folder, reference.weights), asked.budget, progress)
         report, answers = _report(sides, probes, asked)
+        report = with_names(report, folder, answers, asked.budget, progress)
         for third, made in zip(thirds, making, strict=True):
             found = compare_third(sides, answers, functools.partial(made, folder, reference.weights), third.name)
             report = dataclasses.replace(report, third=found)

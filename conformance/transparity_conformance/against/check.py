@@ -230,5 +230,6 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
         notes=tuple(outcome.notes),
         dtype=reference.dtype,
         port=asked.name or str(asked.port),
+        reference=reference.name,
     )
     return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers

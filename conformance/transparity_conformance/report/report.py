@@ -156,6 +156,8 @@ class Report:
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
     ranks: RanksComparison | None = None
     """The ranks of the port, beside one of the same code; None if it runs on one."""
+    reference: str = ""
+    """The implementation that the port is compared with, for `--against`; empty for our columns."""
     third: ThirdComparison | None = None
     """The port and its reference beside a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
@@ -164,7 +166,7 @@ class Report:
     """The versions of everything that took part."""
 
     def __post_init__(self) -> None:
-        for name in ("preset", "port"):
+        for name in ("preset", "port", "reference"):
             object.__setattr__(self, name, safe(getattr(self, name), VALUE))
         for name in ("not_compared", "notes"):
             object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
@@ -216,6 +218,7 @@ class Report:
             "coverage": self.coverage.as_dict(),
             "audit": None if self.audit is None else self.audit.as_dict(),
             "ranks": None if self.ranks is None else self.ranks.as_dict(),
+            "reference": self.reference,
             "third": None if self.third is None else self.third.as_dict(),
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,

@@ -102,7 +102,8 @@ LENGTH_HELP = (
 )
 AGAINST_HELP = (
     "Another implementation as the reference: transformers (with --config config.json or --checkpoint), "
-    "theirs.py:load, or theirs.py:Model, whose tensors have the same names."
+    "theirs.py:load, or theirs.py:Model, whose tensors have the same names. Give it twice to learn which of the three "
+    "stands alone."
 )
 INPUTS_HELP = "With --against: a Python file with `inputs`, a list of dicts of arrays by the names of the arguments."
 HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
@@ -147,7 +148,7 @@ Precision = Annotated[
 ]
 
 
-Against = Annotated[str | None, _option("--against", "REFERENCE", AGAINST_HELP)]
+Against = Annotated[list[str] | None, _option("--against", "REFERENCE", AGAINST_HELP)]
 InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 
@@ -273,7 +274,7 @@ def check(
     **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
-    if against is not None or inputs is not None:
+    if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
     with _for_people(json_file, html_file), _one_sentence():
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
@@ -301,7 +302,7 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
-        if given["port"] is None or given["against"] is None or is_mixed:
+        if given["port"] is None or not given["against"] or is_mixed:
             raise UsageError(
                 "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
                 "--budget alone; leave out the other options."
@@ -309,7 +310,7 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
         check_writable(json_file, html_file)
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
-        _print_now(f"Checking {safe(asked.port)} against {safe(asked.against)} ({asked.dtype}) …")
+        _print_now(f"Checking {safe(asked.port)} against {safe(' and '.join(asked.against))} ({asked.dtype}) …")
         with progress_bar() as progress:
             report = check_against(asked, progress)
         _show(report)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.cli import app
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
@@ -93,7 +93,7 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def against_theirs(folder: Path, text: str, name: str = "port") -> Report:
     port, theirs = written(folder, name, text), written(folder, "theirs", THEIRS)
-    return compare_modules(load_port(port)(), load_port(theirs)(), INPUTS, budget=5)
+    return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=5)
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

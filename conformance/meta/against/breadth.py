@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from meta.against.classes import KINDS, classes, configured, exists
 from meta.against.copies import copied
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import example_inputs
 from transparity_conformance.report.report import Report
@@ -125,7 +125,7 @@ def copy_checked(model: Any) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()
         port.load_state_dict(model.state_dict())
-        return compare_modules(port, model, budget=SEARCH)
+        return check(port, against=model, budget=SEARCH)
 
 
 def _memory_in_mb() -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from meta.trial import Answer, Measure
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -52,7 +52,7 @@ class Mutant:
         torch.set_num_threads(1)
         begun = time.process_time()  # whatever else the machine does
         made = load_port(f"{port}:load")(str(self.folder / self.family / "model"))
-        report = compare_modules(made, model, budget=BUDGET, name=str(self))
+        report = check(made, against=model, budget=BUDGET, name=str(self))
         seconds = time.process_time() - begun
         theirs = Path(sys.modules[type(model).__module__].__file__ or "")
         return {

@@ -24,7 +24,7 @@ from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of, is_line, relative
 from meta.trial import Answer, Share, share
 from transparity.config import TransformerConfig
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
@@ -55,7 +55,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"id": bug.id, "error": "", "verdict": "", "faults": [], "audit": {}, "rules": []}
     try:
         port = call_port(run.port_of(bug, subject), str(model))
-        report = compare_modules(port, original, _inputs(original, config))
+        report = check(port, against=original, inputs=_inputs(original, config))
         theirs = [fault.reference_source or {} for fault in report.faults]
         found = [{**each, "file": relative(each["file"], folder)} if each else None for each in theirs]
         result |= answer_of(report, folder) | {"theirs": found}

@@ -1,9 +1,12 @@
-"""`check PORT --against REFERENCE`: a report on a port, held to another implementation."""
+"""`check PORT --against REFERENCE`: a report on a port, compared with another implementation."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
+import inspect
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,19 +17,21 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, UsageError, shown
-from transparity_conformance.against.compare import compared
-from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
+from transparity_conformance.against.beside.catalogue import with_names
+from transparity_conformance.against.beside.third import compare_third
+from transparity_conformance.against.compare import Answer
+from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
+from transparity_conformance.against.ways.every import with_ways
+from transparity_conformance.against.ways.way import Sides
+from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.coverage import Coverage
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Measured, Report
-from transparity_conformance.running.forward import called_by_its_names, required_arguments
+from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
+from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
-from transparity_conformance.running.process.running import RemotePort, listen_once
 
 TRANSFORMERS = "transformers"
 """The reference that a config.json alone names."""
@@ -34,46 +39,86 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `check --against`."""
+    """What `check` was asked, with another implementation as the reference."""
 
-    port: str
-    against: str
-    config: Path | None = None
-    checkpoint: Path | None = None
-    inputs: Path | None = None
+    port: Any
+    """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
+    against: Any
+    """The same, or `transformers`; a list of two for a third implementation."""
+    config: Any = None
+    checkpoint: Any = None
+    inputs: str | Path | Sequence[Inputs] | None = None
     dtype: str = "float32"
     timeout: float | None = None
     budget: float = BUDGET
+    name: str = ""
+    """The name of a port that is not a file."""
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port, in a process of its own, against another implementation."""
-    # the process loads the port while the reference is made
-    with (
-        contextlib.closing(isolated_build(asked.port, asked.timeout)) as build,
-        _opened(asked) as (reference, folder),
-    ):
-        given = _given_to(build, asked.port, folder)
+    """Check a port against another implementation; one that a string names runs in a process of its own.
+
+    A second reference is called like the port, and the report says which of the three stands alone.
+    """
+    first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
+    if others[1:]:
+        raise UsageError(f"{len(others) + 1} references were given; expected one, or two to tell which stands alone.")
+    asked = dataclasses.replace(asked, against=first)
+    with contextlib.ExitStack() as stack:
+        # their processes load while the reference is made
+        make = stack.enter_context(_made_by(asked))
+        thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
+        making = [stack.enter_context(_made_by(third)) for third in thirds]
+        reference, folder = stack.enter_context(_opened(asked))
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        forward = build.model(given[0]) if given else build.model(None, reference.weights)
-        return _report(reference, forward, probes, asked.port, asked.budget, progress)
+        sides = Sides(reference, functools.partial(make, folder, reference.weights), asked.budget, progress)
+        report, answers = _report(sides, probes, asked)
+        report = with_names(report, folder, answers, asked.budget, progress)
+        for third, made in zip(thirds, making, strict=True):
+            found = compare_third(sides, answers, functools.partial(made, folder, reference.weights), third.name)
+            report = dataclasses.replace(report, third=found)
+        return report
 
 
-def compare_modules(
-    port: Any,
-    against: Any,
-    inputs: Sequence[Inputs] | None = None,
-    *,
-    dtype: str = "float32",
-    budget: float = BUDGET,
-    name: str = "port",
-    progress: Progress | None = None,
-) -> Report:
-    """Check a module or a function in this process against a PyTorch module, which has the same weights."""
-    reference = Reference(type(against).__qualname__, against, dtype)
-    probes = probes_of(against) if inputs is None else named_inputs(inputs, "the call")
-    forward = call_port(called_by_its_names, port)
-    return _report(reference, forward, probes, name, budget, progress or ignore_progress)
+def _name_of(given: Any) -> str:
+    return given if isinstance(given, str) else str(getattr(given, "__qualname__", type(given).__qualname__))
+
+
+@contextlib.contextmanager
+def _made_by(asked: Request) -> Iterator[Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]]:
+    """Yield what makes the forward pass of the port, from the folder of a loader or the tensors of a module."""
+    if asked.port == TRANSFORMERS:
+        yield lambda folder, _: called_by_its_names(from_transformers(folder))
+        return
+    if not isinstance(asked.port, str):
+        yield functools.partial(_made_here, asked)
+        return
+    with contextlib.closing(isolated_build(asked.port, asked.timeout)) as build:
+
+        def make(folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+            given = _given_to(build, asked.port, folder)
+            return build.model(given[0]) if given else build.model(None, weights)
+
+        yield make
+
+
+def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
+    port = asked.port
+    if _is_maker(port, folder):
+        given = _given_to(port, asked.name, folder)
+        port = call_port(port, *given)
+        if not given:
+            fill_by_name(port, weights)
+    elif is_instance(port, "torch.nn", "Module"):
+        with contextlib.suppress(Exception):  # one that cannot be copied is called itself
+            port = copy.deepcopy(port)
+    made: Callable[..., Any] = call_port(called_by_its_names, port)
+    return made
+
+
+def _is_maker(given: Any, folder: Path | None) -> bool:
+    """Return whether something makes a model: a class, or a function where there is a folder to load."""
+    return inspect.isclass(given) or (inspect.isroutine(given) and folder is not None)
 
 
 @contextlib.contextmanager
@@ -82,18 +127,20 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
-        folder = asked.checkpoint
+        folder = None if asked.checkpoint is None else Path(asked.checkpoint)
         if asked.config is not None:
             from transparity_conformance.against.small.build import build, read_config
 
             folder = Path(root) / "model"
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
-        model = from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
+        model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
         yield Reference(_title(asked, model), model, asked.dtype), folder
 
 
 def _title(asked: Request, model: Any) -> str:
+    if not isinstance(asked.against, str):
+        return _name_of(asked.against)
     return f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else asked.against
 
 
@@ -145,37 +192,35 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
     return [str(folder)]
 
 
-def _from_file(spec: str, folder: Path | None) -> Any:
-    """The module that `file.py:load` or `file.py:Model` makes."""
+def _model_of(given: Any, folder: Path | None) -> Any:
+    """The module that is given, or that `file.py:load` or `file.py:Model` makes."""
     import torch
 
-    make = load_port(spec)
-    torch.manual_seed(0)
-    model = call_port(make, *_given_to(make, spec, folder))
+    name = _name_of(given)
+    make = load_port(given) if isinstance(given, str) else given
+    model = make
+    if isinstance(given, str) or _is_maker(given, folder):
+        torch.manual_seed(0)
+        model = call_port(make, *_given_to(make, name, folder))
     if not isinstance(model, torch.nn.Module):
-        raise TransparityError(f"{spec} made {shown(model)}; expected a PyTorch module as the reference.")
+        raise TransparityError(f"The reference {name} is {shown(model)}; expected a PyTorch module.")
     return model.float()
 
 
-def _report(
-    reference: Reference,
-    forward: Callable[..., Any],
-    probes: Mapping[str, Inputs],
-    name: str,
-    budget: float,
-    progress: Progress,
-) -> Report:
-    """Compare a port's forward pass with a reference, and report."""
-    signature = signature_of(forward)
-    given, left_out = taken(probes, signature)
-    call = functools.partial(_answered, forward)
-    outcome = compared(reference, call, functools.partial(_listened, forward), given, Clock(budget), progress)
+def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:
+    """Compare a port with a reference: its forward pass and, if that agrees, the other ways to call it.
+
+    Returns: the report, and the answers of the forward pass.
+    """
+    reference = sides.reference
+    given, left_out = taken(probes, signature_of(sides.forward))
+    outcome = sides.compared(given)
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]
     is_judged = all(math.isfinite(each.budget) for each in outcome.answers) and bool(outcome.answers)
     verdict = "diverges" if outcome.wrong and is_judged else "agrees" if is_judged else "inconclusive"
-    return Report(
+    report = Report(
         preset=reference.name,
         verdict=verdict,  # type: ignore[arg-type]
         first_divergence=outcome.faults[0].where if outcome.faults else None,
@@ -184,30 +229,7 @@ def _report(
         not_compared=tuple(left_out),
         notes=tuple(outcome.notes),
         dtype=reference.dtype,
-        port=name,
-        coverage=_coverage(given),
+        port=asked.name or str(asked.port),
+        reference=reference.name,
     )
-
-
-def _answered(forward: Callable[..., Any], inputs: Inputs) -> np.ndarray:
-    answer = call_port(as_numbers, call_port(forward, **inputs))
-    if answer.dtype.kind not in "fiu":
-        raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
-    return np.asarray(answer, np.float64)
-
-
-def _listened(forward: Callable[..., Any], inputs: Inputs) -> Any:
-    if isinstance(forward, RemotePort):
-        answer, operations = forward.listened("", whole_numbers=True, **inputs)
-    else:
-        answer, operations = call_port(listen_once, forward, (), inputs, whole_numbers=True)
-    return np.asarray(as_numbers(answer), np.float64), operations
-
-
-def _coverage(probes: Mapping[str, Inputs]) -> Coverage:
-    whole = [
-        each for inputs in probes.values() for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2
-    ]
-    lengths = {each.shape[1] for each in whole}
-    batches = {next(iter(each.values())).shape[0] for each in probes.values()}
-    return Coverage(lengths=tuple(sorted(lengths)), batches=tuple(sorted(batches)))
+    return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers

@@ -75,7 +75,7 @@ class Comparer:
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
         """Return whether the port gives the answer of a run."""
-        return agreeing(values[self.program.answer], self.port.answer, within[self.program.answer], self.kept)
+        return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
         """Return the largest difference between the answers of the port and of a run."""

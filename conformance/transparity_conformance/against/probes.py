@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +25,51 @@ OTHERS = ((11, 1), (11, 2), (11, 3))
 
 
 def probes_of(model: Any) -> dict[str, Inputs]:
-    """Return inputs of a model of transformers, by what they exercise."""
-    from transparity_conformance.against.small.inputs import example_inputs
-
-    is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
+    """Return inputs of a model of transformers, by what they exercise; raises `TransparityError` for another module."""
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise TransparityError(
+            f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
+            "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
+        )
     longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
     found: dict[str, Inputs] = {}
-    for number, (length, batch) in enumerate(TEXTS if is_text else OTHERS):
+    for number, (length, batch) in enumerate(TEXTS if is_text(model) else OTHERS):
         if length <= longest:
-            found[f"{batch} × {length}"] = _whole(example_inputs(model, length, batch, number))
-    for side, (length, batch) in PADDED.items() if is_text else ():
-        inputs = example_inputs(model, length, batch, length)
-        if "attention_mask" in inputs and length <= longest:
-            found[f"{batch} × {length}, padded on the {side}"] = _padded(inputs, side)
+            found[f"{batch} × {length}"] = draw(model, length, batch, number)
+    for side, (length, batch) in PADDED.items() if is_text(model) else ():
+        if length <= longest and (inputs := padded(draw(model, length, batch, length), side)) is not None:
+            found[f"{batch} × {length}, padded on the {side}"] = inputs
     return found
 
 
-def _whole(inputs: Inputs) -> Inputs:
-    """The inputs with a mask that hides nothing."""
+def is_text(model: Any) -> bool:
+    """Return whether a model of transformers reads token ids first."""
+    return bool(getattr(model, "main_input_name", "input_ids") == "input_ids")
+
+
+def length_of(inputs: Inputs) -> int:
+    """Return the length of the longest text among inputs; 0 if there is none."""
+    texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
+    return max(texts, default=0)
+
+
+def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
+    """Return inputs of a model of transformers with a mask that hides nothing."""
+    from transparity_conformance.against.small.inputs import example_inputs
+
+    inputs = example_inputs(model, length, batch, seed)
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 
-def _padded(inputs: Inputs, side: str) -> Inputs:
-    """The inputs with some padding in every row but the last."""
+def without_mask(inputs: Inputs) -> Inputs:
+    """Return the inputs without masks, which hide nothing in them: a recurrence may take none with a cache."""
+    return {name: value for name, value in inputs.items() if "mask" not in name}
+
+
+def padded(inputs: Inputs, side: str) -> Inputs | None:
+    """Return the inputs with some padding in every row but the last; None without a mask."""
+    if "attention_mask" not in inputs:
+        return None
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask) - 1):
         hidden = slice(0, row + 2) if side == "left" else slice(-(row + 2), None)
@@ -55,12 +77,14 @@ def _padded(inputs: Inputs, side: str) -> Inputs:
     return {**inputs, "attention_mask": mask}
 
 
-def read_inputs(path: Path) -> dict[str, Inputs]:
-    """Return the inputs in a Python file: `inputs`, a list of dicts of arrays, or a function that returns one."""
-    found = getattr(load_file(path), "inputs", None)
+def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
+    """Return a list of dicts of arrays, or `inputs` in a Python file, which is one or a function that returns one."""
+    if not isinstance(given, str | Path):
+        return named_inputs(given, "the call")
+    found = getattr(load_file(Path(given)), "inputs", None)
     if callable(found):
         found = call_port(found)
-    return named_inputs(found, str(path))
+    return named_inputs(found, str(given))
 
 
 def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
@@ -74,6 +98,17 @@ def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
 
 def _shapes(inputs: Inputs) -> str:
     return ", ".join(" × ".join(map(str, value.shape)) for value in inputs.values())
+
+
+def is_padded(inputs: Inputs) -> bool:
+    """Return whether a mask hides something."""
+    return any("mask" in name and not value.all() for name, value in inputs.items())
+
+
+def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
+    """Return the first inputs, and those with padding."""
+    first = next(iter(probes))
+    return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:

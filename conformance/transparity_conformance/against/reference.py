@@ -40,7 +40,7 @@ class Reference:
         return copy.deepcopy(self.model).double()
 
     @functools.cached_property
-    def _neighbours(self) -> list[tuple[Any, Any]]:
+    def neighbours(self) -> list[tuple[Any, Any]]:
         """Modules with weights moved by a rounding: in float64, and in the precision."""
         import torch
 
@@ -56,21 +56,40 @@ class Reference:
             pairs.append((point, rounded.to(getattr(torch, self.dtype))))
         return pairs
 
+    def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
+        """Return the answer in float64, and the difference that the reference's own error here explains: one point may
+        err little by luck, so that a port beyond it is held to the budget of `answer`."""
+        model = self.exact  # which is not made within the context
+        with exactly():
+            answer = self.answer_of(model, inputs)
+        kept = self.kept(inputs, answer.shape)
+        exact, own = (each if kept is None else each[kept] for each in (answer, self.answer_of(self.rounded, inputs)))
+        noise = float(np.abs(exact - own).max())
+        return answer, RULES[self.dtype].budget(noise, epsilon(self.dtype), float(np.abs(exact).max()))
+
+    @functools.cached_property
+    def rounded(self) -> Any:
+        """The module in the precision."""
+        import torch
+
+        return self.model if self.dtype == "float32" else copy.deepcopy(self.model).to(getattr(torch, self.dtype))
+
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
         rule, noise, model = RULES[self.dtype], 0.0, self.exact
         with exactly():
-            answer = self._called(model, inputs)
+            answer = self.answer_of(model, inputs)
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
-        for point, rounded in self._neighbours:
+        for point, rounded in self.neighbours:
             with exactly():
-                exact = self._called(point, inputs)
-            apart = np.abs(exact - self._called(rounded, inputs))
+                exact = self.answer_of(point, inputs)
+            apart = np.abs(exact - self.answer_of(rounded, inputs))
             noise = float(np.maximum(noise, (apart if kept is None else apart[kept]).max()))  # keeps NaN
         return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(counted).max()))
 
-    def _called(self, model: Any, inputs: Inputs) -> np.ndarray:
+    def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
+        """Return the answer of a module like this one."""
         import torch
 
         with torch.no_grad():

@@ -85,12 +85,12 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
         except PortProcessError:
             raise
         except PortError as error:
-            return _failed(way, key, error)
+            return failed(way.claim, key, error)
     return row.judge(way, requests, answers, forward)
 
 
-def _failed(way: Way, key: str, error: PortError) -> CapabilityResult:
+def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
     """A capability that is offered, and raises or returns something else than an answer."""
     cause = Cause("raises", f"it raised {error}", None, 0.0, 1.0)
-    claim = ClaimResult(way.claim, "diverges", math.inf, 0.0, key)
-    return CapabilityResult((claim,), (Divergence(way.claim, math.inf, 0.0, (cause,), probe=key),))
+    result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
+    return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

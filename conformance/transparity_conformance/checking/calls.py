@@ -16,6 +16,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.reach.boundary import Call
 from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.comparison import share
@@ -46,6 +47,11 @@ class Comparison:
     @property
     def is_wrong(self) -> bool:
         return share(self.error, self.budget) > 1
+
+    @property
+    def call(self) -> Call:
+        """The same by its name and its longest input."""
+        return Call(self.probe.name, max(self.probe.lengths), self.is_wrong)
 
 
 @dataclass

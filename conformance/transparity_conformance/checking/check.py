@@ -13,6 +13,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset as preset_called
+from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
@@ -24,6 +25,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
+from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.child import TIMEOUT
 from transparity_conformance.running.process.isolation import isolated_build, spec_of
 from transparity_conformance.running.process.ranks import ranks_of
@@ -50,8 +52,11 @@ def check(
     located: Located = ignore_report,
     ranks: int = 1,
     lengths: Sequence[int] = (),
+    against: Any = None,
+    checkpoint: Any = None,
+    inputs: Any = None,
 ) -> Report:
-    """Check a port against the reference.
+    """Check a port against the reference, or against another implementation.
 
     Args:
         build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`.
@@ -64,14 +69,31 @@ def check(
         name, lengths: the port's name in the report; prompts of so many tokens are compared, too, at every position.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
+        against: another implementation as the reference, which is a module or named as on the command line; the port
+            may be one, too. Then `config` and `checkpoint` are a config.json and a folder of transformers, and
+            `inputs` is a list of dicts of arrays by the names of the arguments, or a Python file with such a list.
 
     Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
+    if against is not None or inputs is not None or checkpoint is not None:
+        alone = preset, family, parameters, audit, *lengths, logits_only or None, None if ranks == 1 else ranks
+        port = spec_of(build) if isolated and not isinstance(build, str) else build
+        asked = Request(port, against, config, checkpoint, inputs, dtype, timeout, budget, name or name_of(build))
+        return _check_against(asked, alone, progress)
     preset, config = _system(preset, family, config, parameters, ranks)
     name, many = name or name_of(build), max(ranks, ranks_of(build))
     arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
+
+
+def _check_against(asked: Request, others: Sequence[Any], progress: Progress | None) -> Report:
+    if asked.against is None or any(each is not None for each in others):
+        raise UsageError(
+            "check(port, against=…) takes config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
+            "progress; leave out the other options, or give against."
+        )
+    return check_against(asked, progress or ignore_progress)
 
 
 def _report(evidence: Evidence) -> Report:
@@ -125,8 +147,10 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
 """The stages of a check, in order, each with its conditions."""
 
 
-def name_of(build: Callable[..., Any]) -> str:
-    """The name of a function in reports, `module:build`; that of its class for an object without one."""
+def name_of(build: Any) -> str:
+    """The name of a port in reports: `module:build` for a function, that of its class for an object without one."""
+    if isinstance(build, str):
+        return build
     while isinstance(build, functools.partial):
         build = build.func
     named = build if hasattr(build, "__qualname__") else type(build)
@@ -136,14 +160,14 @@ def name_of(build: Callable[..., Any]) -> str:
 def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
     """Fail with a table of what is wrong, where and why, unless the port agrees.
 
-    Inconclusive is not agreement. Without a `config` or a `family`, the preset is `translation`; `options` are those of
-    `check`.
+    Inconclusive is not agreement. Without a `config`, a `family` or `against`, the preset is `translation`; `options`
+    are those of `check`.
     """
     from transparity_conformance.report.check.terminal import as_text
 
     # pytest leaves this frame out of the traceback: the error is in the port, not here
     __tracebackhide__ = True
-    is_chosen = any(options.get(name) is not None for name in ("config", "family"))
+    is_chosen = any(options.get(name) is not None for name in ("config", "family", "against"))
     report = check(build, preset or (None if is_chosen else "translation"), **options)
     if report.verdict != "agrees":
         raise AssertionError("\n" + as_text([report]))

@@ -16,6 +16,7 @@ from transparity_conformance.report.environment import environment
 from transparity_conformance.report.impact import Impact
 from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
+from transparity_conformance.report.third import ThirdComparison
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
@@ -155,13 +156,17 @@ class Report:
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
     ranks: RanksComparison | None = None
     """The ranks of the port, beside one of the same code; None if it runs on one."""
+    reference: str = ""
+    """The implementation that the port is compared with, for `--against`; empty for our columns."""
+    third: ThirdComparison | None = None
+    """The port and its reference beside a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     """Fields of which the port has other values than the configuration, if that are several at once, with both."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of everything that took part."""
 
     def __post_init__(self) -> None:
-        for name in ("preset", "port"):
+        for name in ("preset", "port", "reference"):
             object.__setattr__(self, name, safe(getattr(self, name), VALUE))
         for name in ("not_compared", "notes"):
             object.__setattr__(self, name, tuple(safe(line, REMARK) for line in getattr(self, name)))
@@ -213,6 +218,8 @@ class Report:
             "coverage": self.coverage.as_dict(),
             "audit": None if self.audit is None else self.audit.as_dict(),
             "ranks": None if self.ranks is None else self.ranks.as_dict(),
+            "reference": self.reference,
+            "third": None if self.third is None else self.third.as_dict(),
             "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
             "not_compared": self.not_compared,
             "notes": self.notes,

@@ -25,6 +25,7 @@ from transparity_conformance.running.inputs import (
     is_instance,
     takes_of,
 )
+from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
@@ -57,12 +58,18 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     takes = takes_of(model)
     whole = completed(model, takes, array, without_gradients)
 
-    def forward(**inputs: np.ndarray) -> Any:
-        named = named_for(takes, inputs)
+    def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
+        own = {name: value for name, value in inputs.items() if name not in BESIDE}
+        beside = {name: value for name, value in inputs.items() if name in BESIDE}
+        named = {name: array(value) for name, value in (named_for(takes, own) | beside).items()}
         with without_gradients():
-            return answer_in(whole(**{name: array(value) for name, value in named.items()}))
+            return way(*settings, named)
+
+    def forward(**inputs: np.ndarray) -> Any:
+        return called(lambda named: answer_in(whole(**named)), **inputs)
 
     forward.__signature__ = takes  # type: ignore[attr-defined] # the checker gives only what the model takes
+    add_ways(forward, model, called)
     return forward
 
 

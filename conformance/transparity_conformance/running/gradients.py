@@ -137,10 +137,7 @@ def _by_our_names(
     the reasons for which others are not known."""
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
-    taken = _by_name(tensors, places)
-    others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
-    used = {name for each in taken.values() for name in each.names}
-    taken |= found_by_rows(others, {name: value for name, value in places.items() if name not in used})
+    taken = located(tensors, places)
     known: Arrays = {}
     unknown = dict.fromkeys(learned, UNKNOWN)
     for theirs, each in taken.items():
@@ -152,6 +149,14 @@ def _by_our_names(
             gradient = convert(each.take(gradients))
             known[ours] = known[ours] + gradient if ours in known else gradient
     return known, {ours: why for ours, why in unknown.items() if ours not in known}
+
+
+def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
+    """How to take each tensor from the parameters of a module, found by its name or by its numbers."""
+    taken = _by_name(tensors, places)
+    others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
+    used = {name for each in taken.values() for name in each.names}
+    return taken | found_by_rows(others, {name: value for name, value in places.items() if name not in used})
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:

@@ -16,6 +16,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.probe_result import error_profile
+from transparity_conformance.diagnosis.reach.boundary import HISTORY, SECONDS_OF_A_PORT, bisect, boundary
 from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
@@ -35,10 +36,6 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.process.running import built, run
 
 CLAIM, LONG = "forward.reach", "forward.long"
-
-SECONDS_OF_A_PORT = 10.0
-"""Seconds of the port's own time, after which only the calls that tell most are made: 20 times what PyTorch needs for
-all, so that a busy machine leaves none out; a port that compiles for every shape may need more."""
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
@@ -99,15 +96,13 @@ def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedC
 
 def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str) -> None:
     """Find the first wrong length of a model that is right up to some length and wrong beyond."""
-    of_model = [each for each in reached.compared if each.probe.model is model]
-    right = max((max(each.probe.lengths) for each in of_model if not each.is_wrong), default=0)
-    wrong = min((max(each.probe.lengths) for each in of_model if each.is_wrong), default=0)
     sides = len(model.config.input_names)
-    while 0 < right < wrong - 1:
-        middle = (right + wrong) // 2
-        if not _compared(function, model.probe(1, (middle,) * sides), reached, dtype):
-            return
-        right, wrong = (right, middle) if reached.compared[-1].is_wrong else (middle, wrong)
+
+    def call(length: int) -> bool | None:
+        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype)
+        return reached.compared[-1].is_wrong if answered else None
+
+    bisect([each.call for each in reached.compared if each.probe.model is model], call)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
@@ -125,12 +120,11 @@ def _add_wrong_calls(evidence: Evidence) -> None:
     """Add the first wrong call as a divergence, and the sizes at which calls are wrong."""
     reached = evidence.reached
     first = reached.wrong[0]
-    says = "an object that is built for this call alone is right: something is kept between calls"
     fault = Divergence(
         "logits",
         first.error,
         first.budget,
-        (Cause("history", says, None, 0.0, 1.0),) if reached.is_history else (),
+        (Cause("history", HISTORY, None, 0.0, 1.0),) if reached.is_history else (),
         probe=first.probe.name,
         profile=dict(first.profile),
         is_misshapen=first.error == np.inf and not first.profile,
@@ -139,7 +133,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
         fault,
         claims=[_claim(LONG if isinstance(first.probe, LongProbe) else CLAIM, reached.wrong)],
         not_compared=(*reached.refused, *reached.failed),
-        notes=(boundary(reached), *reached.notes),
+        notes=(boundary([each.call for each in reached.compared]), *reached.notes),
         coverage=coverage_of([*evidence.ran.probes.values(), *reached.probes]),
     )
 
@@ -149,19 +143,6 @@ def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
     worst = max(compared, key=lambda each: share(each.error, each.budget))
     where = f"logits ({worst.probe.name})"
     return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
-
-
-def boundary(reached: ReachedCalls) -> str:
-    """The calls on which a port is wrong, in one sentence."""
-    wrong = reached.wrong
-    names = [each.probe.name for each in wrong]
-    lengths = {max(each.probe.lengths) for each in wrong}
-    right = {max(each.probe.lengths) for each in reached.compared if not each.is_wrong}
-    listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
-    text = f"wrong on {len(wrong)} of {len(reached.compared)} calls at other sizes ({listed})"
-    if right and max(right) < min(lengths):
-        return f"{text}; right up to length {max(right)}, wrong from length {min(lengths)} on"
-    return text
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:

@@ -303,7 +303,8 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
 
 
 def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    lengths, crossed = lengths_up_to(longest, config), {1 + value for value in thresholds(config).values()}
+    numbers = thresholds(config).values()
+    lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
     first = [length for length in long if length in crossed or length == lengths[-1] or not length - 1 & length - 2]

@@ -6,6 +6,8 @@ tokens are the first, the last, the special ones, and those around the largest o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
@@ -47,11 +49,10 @@ def longest_length(config: TransformerConfig) -> int:
     return min(config.max_length, max([LONGEST, *reached]))
 
 
-def lengths_up_to(longest: int, config: TransformerConfig) -> list[int]:
-    """The lengths to try, in order."""
+def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
+    """The lengths to try, in order, with the neighbours of the thresholds that are `crossed`."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
-    around += [*thresholds(config).values()]
-    near = {number + step for number in around for step in (-1, 0, 1)}
+    near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
 
 

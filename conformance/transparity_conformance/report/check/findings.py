@@ -112,8 +112,9 @@ def findings(report: Report) -> list[Finding]:
 
 def sentence(report: Report) -> str:
     """The verdict: what is wrong and where, or how much of its budget the worst rounding uses; first, what one rank
-    and many of the same code have in common."""
-    return (report.ranks.sentence if report.ranks else "") + _verdict(report)
+    and many of the same code have in common, or which of three implementations stands alone."""
+    first = [each.sentence for each in (report.ranks, report.third) if each is not None]
+    return "".join(first) + _verdict(report)
 
 
 def _verdict(report: Report) -> str:

@@ -101,8 +101,10 @@ class RemoteForward(RemotePort):
             largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
         return self._process.answer("forward", "call", self.handle.number, "", (), tokens, None, largest=largest)
 
+    def offers(self, name: str) -> bool:
+        return self._process.offers(self, name)
+
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        """Call a method of the built port."""
         return _called(self._process, self.handle, name, *args, **named)
 
     def listened(

@@ -13,7 +13,13 @@ import numpy as np
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.text import MESSAGE
-from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
+from transparity_conformance.capabilities.port_calls import (
+    PortCallError,
+    PortError,
+    call_port,
+    has_method,
+    signature_of,
+)
 from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.listening.listen import listen
@@ -94,6 +100,14 @@ class RemotePort:
         """The result of a method, or of a forward pass for an empty one, and its operations."""
         raise NotImplementedError
 
+    def offers(self, name: str) -> bool:
+        """Return whether it has a method."""
+        raise NotImplementedError
+
+    def asked(self, name: str, *args: Any, **named: Any) -> Any:
+        """The result of a method."""
+        raise NotImplementedError
+
     def sharding(self) -> Sharding:
         """The ranks that it runs on, and its placements."""
         return ALONE
@@ -132,6 +146,18 @@ def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple
     bools among them. Raises `PortError` for what the port raises."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
+
+
+def offers(forward: Any, method: str) -> bool:
+    """Return whether a built port has a method, here or in its own process."""
+    return forward.offers(method) if isinstance(forward, RemotePort) else has_method(forward, method)
+
+
+def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
+    """The result of a method of a built port, or of a forward pass for an empty one."""
+    if isinstance(forward, RemotePort) and method:
+        return forward.asked(method, *args, **named)
+    return call_port(getattr(forward, method) if method else forward, *args, **named)
 
 
 def _listened(

@@ -1,0 +1,77 @@
+"""Our names of what was found, where the reference is of a family that we read.
+
+The catalogued faults are put into our own column of the same folder; one that gives the port's answers names what was
+found, and its page says more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity_conformance.against.compare import Answer
+from transparity_conformance.against.reference import Inputs
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.diagnosis.judge import Progress, judge
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.check.findings import PRACTICALLY_ALL
+from transparity_conformance.report.report import Cause, Divergence, Report
+from transparity_conformance.running.inputs import NAMES
+
+MOST_PROBES = 3
+"""Inputs on which faults are put into our column: several, so that none gives an answer by luck. A bound on time."""
+
+
+def with_names(
+    report: Report, folder: Path | None, answers: Sequence[Answer], budget: float, progress: Progress
+) -> Report:
+    """Return the report with our names of the faults of its forward pass, if we read the family of the folder."""
+    if folder is None or not any(not each.agrees for each in answers):
+        return report
+    try:
+        checkpoint = import_checkpoint(folder)
+    except TransparityError:  # of a family that we do not read
+        return report
+    probes = dict(_probes(checkpoint.config, checkpoint.parameters, answers))
+    actual = {each.probe: {"logits": each.actual} for each in answers if each.probe in probes}
+    if not any(each.probe in probes and not each.agrees for each in answers):
+        return report
+    ours = judge(
+        report.preset, probes, actual, dtype=report.dtype, logits_only=True, progress=progress, clock=Clock(budget)
+    )
+    causes = [cause for fault in ours.faults for cause in fault.causes]
+    if not causes or any(not fault.causes or fault.causes[-1].explained < PRACTICALLY_ALL for fault in ours.faults):
+        return report
+    notes = [f"our name: {each.mistake}: {each.says}; `transparity explain {each.mistake}`" for each in causes]
+    return dataclasses.replace(report, faults=_named(report.faults, causes), notes=(*report.notes, *notes))
+
+
+def _named(faults: Sequence[Divergence], causes: Sequence[Cause]) -> tuple[Divergence, ...]:
+    """Return the faults with our ids: of one that an edit explains, and of one that nothing else explains."""
+    if len(faults) != 1 or len(causes) != 1:
+        return tuple(faults)
+    (fault,), (ours,) = faults, causes
+    found = fault.causes[0] if fault.causes else ours
+    return (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=ours.mistake),)),)
+
+
+def _probes(
+    config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
+) -> Iterator[tuple[str, Probe]]:
+    """Yield the first wrong answers without padding, and a right one, as probes of our column."""
+    whole = [each for each in answers if not each.is_padded and len(each.inputs) < 3]
+    right = [each for each in whole if each.agrees]
+    for each in [*(each for each in whole if not each.agrees), *right][:MOST_PROBES]:
+        inputs = _our_names(config, each.inputs)
+        if set(config.input_names) <= set(inputs):
+            yield each.probe, Probe("against", each.probe, "", config, dict(parameters), inputs)
+
+
+def _our_names(config: TransformerConfig, inputs: Inputs) -> dict[str, Any]:
+    names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
+    return {names[name]: value for name, value in inputs.items() if name in names}

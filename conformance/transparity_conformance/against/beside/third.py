@@ -1,0 +1,44 @@
+"""A third implementation, called as the port is: which of the three stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transparity_conformance.against.compare import Answer
+from transparity_conformance.against.probes import taken
+from transparity_conformance.against.ways.way import Sides
+from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.third import ThirdComparison
+
+
+def compare_third(
+    sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
+) -> ThirdComparison:
+    """Compare a third implementation with the reference, and with the port within the budgets of both.
+
+    Args:
+        sides, answers: the port and the reference, and the answers of both.
+        make, name: makes the third implementation's forward pass; and its name.
+    """
+    third = Sides(sides.reference, make, 0.0, sides.progress)
+    given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))
+    found = {each.probe: each for each in third.judged(given).answers}
+    port = [each for each in answers if each.probe in found]
+    return ThirdComparison(
+        sides.reference.name,
+        name,
+        all(each.agrees for each in port),
+        all(_are_alike(sides, each, found[each.probe]) for each in port),
+        all(each.agrees for each in found.values()),
+        len(port),
+    )
+
+
+def _are_alike(sides: Sides, one: Answer, other: Answer) -> bool:
+    kept = sides.reference.kept(one.inputs, one.actual.shape)
+    if one.actual.shape != other.actual.shape:
+        return False
+    pair = (one.actual, other.actual) if kept is None else (one.actual[kept], other.actual[kept])
+    return difference(*pair) <= one.budget + other.budget

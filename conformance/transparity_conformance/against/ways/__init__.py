@@ -1,0 +1,1 @@
+"""What is compared besides one forward pass: sizes, repeated calls, cached steps, generation, losses, gradients."""

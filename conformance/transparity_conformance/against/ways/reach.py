@@ -1,0 +1,87 @@
+"""Other lengths and batches: forward passes that cross every number of the reference's configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from transparity_conformance.against.compare import Outcome
+from transparity_conformance.against.probes import draw, is_text, length_of, taken
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.ways.way import Sides, Way, as_result
+from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.diagnosis.reach.boundary import Call, bisect, boundary
+from transparity_conformance.oracle.reach.models import AFFORDABLE
+from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+
+CLAIM = Way("forward.reach", "", (), "")
+
+SECONDS = 2.0
+"""Processor time after which no longer text is begun, so that the verdict on a small model comes within seconds."""
+
+MOST_ROWS = 13
+"""Batches are 1 to this many rows, in turn."""
+
+
+def longest_of(reference: Reference) -> int:
+    """Return the longest text: that of the positions, of what takes about 0.2 s, or `LONGEST`."""
+    positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
+    size = sum(each.numel() for each in reference.model.parameters())
+    return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
+
+
+def crossed(reference: Reference, longest: int) -> list[int]:
+    """Return the whole numbers of the configuration that a text may be longer than, whatever they mean: a window, a
+    chunk, an original length."""
+    return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
+
+
+def compare_sizes(sides: Sides) -> CapabilityResult:
+    """Compare both at other lengths and batches; the first wrong length is searched for."""
+    began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
+    for length, batch in _sizes(sides):
+        if time.thread_time() - began > SECONDS:
+            left_out.append(length)
+            continue
+        outcome = outcome.with_answers(sides.judged(_probe(sides, length, batch)))
+    calls = [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
+
+    def call(length: int) -> bool | None:
+        nonlocal outcome
+        now = sides.judged(_probe(sides, length, 1))
+        outcome = outcome.with_answers(now)
+        return bool(now.wrong) if now.answers else None
+
+    bisect(calls, call)
+    return _result(sides, outcome, left_out)
+
+
+def _sizes(sides: Sides) -> list[tuple[int, int]]:
+    """Lengths and batches: the short ones with all batches in turn, and one or two rows beyond."""
+    model = sides.reference.model
+    if not is_text(model):
+        return [(1, batch) for batch in BATCHES]
+    longest = longest_of(sides.reference)
+    lengths = lengths_up_to(longest, crossed(sides.reference, longest))
+    short = [length for length in lengths if length <= SHORT]
+    found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
+    return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
+
+
+def _probe(sides: Sides, length: int, batch: int) -> Mapping[str, Inputs]:
+    inputs = draw(sides.reference.model, length, batch, length)
+    return taken({f"{batch} × {length}": inputs}, signature_of(sides.forward))[0]
+
+
+def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityResult:
+    if not outcome.answers:
+        return CapabilityResult()
+    found: Any = as_result(CLAIM, sides.explained(outcome))
+    if outcome.wrong:
+        calls = [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
+        found += CapabilityResult(notes=(boundary(calls),))
+    if left_out:
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: both take too long for all of them")
+    return found

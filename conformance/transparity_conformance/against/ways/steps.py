@@ -1,0 +1,90 @@
+"""Cached steps: a prompt, then one position or a few at a time, across the thresholds of the configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from transparity_conformance.against.compare import Answer
+from transparity_conformance.against.probes import draw, padded, taken, without_mask
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.ways.reach import crossed, longest_of
+from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
+from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.comparison import difference
+from transparity_conformance.report.text import describe_error
+from transparity_conformance.running.ways import up_to
+
+PROMPT, CHUNK, LENGTH = 5, 3, 13
+"""A prompt, the positions that are taken at once after it, and the length of a text: beyond the windows of small
+models."""
+
+BEYOND = 4
+"""Positions after a threshold; the prompt ends one before it."""
+
+SECONDS = 2.0
+"""Processor time after which no longer prompt is begun, so that the verdict on a small model comes within seconds."""
+
+CLAIM = "step"
+
+
+def compare_steps(sides: Sides) -> CapabilityResult:
+    """Compare cached steps, but those in which the reference departs from its own forward pass."""
+    found, ends = CapabilityResult(), time.thread_time() + SECONDS
+    if reason := why_not("in_steps", sides):
+        return not_compared(f"cached steps: {reason}")
+    for way, probes in _requests(sides.reference):
+        if found.faults:
+            break
+        if time.thread_time() > ends:
+            return found + not_compared(f"{CLAIM}, {way.says}, and beyond: it would take too long")
+        found += _compared(way, sides, probes)
+    return found
+
+
+def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare the first of the probes that the port takes and on which the reference's steps are its forward pass."""
+    given, reasons = taken(probes, signature_of(sides.forward))
+    view, found = way.reference(sides.reference), CapabilityResult()
+    for name, inputs in given.items():
+        if reason := _inconsistency(view, sides.reference, inputs):
+            reasons.append(f"{name}: {reason}")
+        else:
+            found = compare_way(way, sides, {name: inputs}, view, up_to_first)
+            break
+    return found + not_compared(*(f"{CLAIM}, {way.says}: {each}" for each in reasons))
+
+
+def up_to_first(answer: Answer) -> Inputs:
+    """Return the inputs up to the first wrong position."""
+    return up_to(answer.inputs, answer.first + 1)
+
+
+def _requests(reference: Reference) -> Iterator[tuple[Way, Mapping[str, Inputs]]]:
+    model, longest = reference.model, longest_of(reference)
+    length = min(LENGTH, longest)
+    rows = padded(draw(model, length, 3, length), "left")
+    calls = {f"2 × {length}": without_mask(draw(model, length, 2, length))}
+    singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
+    yield _way(PROMPT, 1, "one at a time"), singly
+    yield _way(PROMPT, CHUNK, f"{CHUNK} at a time"), calls
+    for number in crossed(reference, longest - BEYOND):
+        if number > length:
+            inputs = without_mask(draw(model, number + BEYOND, 1, number))
+            yield _way(number - 1, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
+
+
+def _way(first: int, then: int, says: str) -> Way:
+    return Way(CLAIM, "in_steps", (first, then), f"{first} positions, then {says}")
+
+
+def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
+    """Return why the reference's steps cannot be compared: they are not its own forward pass; empty if they can."""
+    try:
+        (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
+    except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
+        return f"the reference raises {describe_error(error)}"
+    where = reference.kept(inputs, whole.shape)
+    pair = (steps, whole) if where is None or steps.shape != whole.shape else (steps[where], whole[where])
+    return "the reference's own steps depart from its forward pass" if difference(*pair) > budget + own else ""

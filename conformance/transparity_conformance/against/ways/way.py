@@ -1,0 +1,162 @@
+"""One way to call two implementations, compared: a claim, or the reason why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import shown
+from transparity_conformance.against.compare import Answer, Outcome, explained, judged
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.capabilities.compare import failed
+from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.diagnosis.reach.boundary import HISTORY
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.report import Cause, ClaimResult
+from transparity_conformance.running.process.running import ask, listen_in_full, offers
+from transparity_conformance.running.ways import WAYS
+from transparity_conformance.running.ways import offers as model_offers
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to call both."""
+
+    claim: str
+    """The claim of the report."""
+    method: str
+    """Its name among the ways to call a model."""
+    settings: tuple[int, ...]
+    says: str
+    """What is done, in words."""
+
+    def reference(self, reference: Reference) -> Reference:
+        """Return the reference in this way."""
+        from transparity_conformance.against.ways.called import InWay
+
+        function = WAYS[self.method][0]
+        return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
+
+
+FORWARD = Way("forward", "", (), "")
+"""The forward pass itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """The two implementations, and the time to find causes."""
+
+    reference: Reference
+    make: Callable[[], Callable[..., Any]]
+    """Makes the port's forward pass anew."""
+    budget: float
+    progress: Progress
+    called: list[Inputs] = field(default_factory=list)
+    """The inputs of all forward passes that were compared."""
+
+    @functools.cached_property
+    def forward(self) -> Callable[..., Any]:
+        """The port's forward pass, the same object in all calls."""
+        return self.make()
+
+    def answered(
+        self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
+    ) -> np.ndarray:
+        """Return the port's answer in a way; an empty `method` is its forward pass."""
+        answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
+        if answer.dtype.kind not in "fiu":
+            raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
+        return np.asarray(answer, np.float64)
+
+    def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
+        """The same with the port's operations."""
+        answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
+        return np.asarray(as_numbers(answer), np.float64), operations
+
+    def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
+        """Compare the answers of both."""
+        if way is FORWARD:
+            self.called.extend(probes.values())
+        call = functools.partial(self.answered, way.method, way.settings)
+        return judged(reference or self.reference, call, probes, self.progress)
+
+    def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
+        """Find out where and why the answers differ, if they do: on one call alone, or because of those before it."""
+        if not outcome.wrong:
+            return outcome
+        reference = reference or self.reference
+        is_history = self._is_right_alone(outcome.wrong[0], way, reference)
+        listen = functools.partial(self.listened, way.method, way.settings)
+        clock = Clock(0.0 if is_history else self.budget)
+        found = explained(reference, listen, outcome, clock, self.progress)
+        return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
+
+    def _is_right_alone(self, answer: Answer, way: Way, reference: Reference) -> bool:
+        """Return whether a port that is made anew gives the right answer."""
+        forward = self.make()
+        call = functools.partial(self.answered, way.method, way.settings, forward=forward)
+        return not judged(reference, call, {answer.probe: answer.inputs}).wrong
+
+    def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
+        """Compare forward passes on every probe."""
+        return self.explained(self.judged(probes))
+
+
+def compare_way(
+    way: Way,
+    sides: Sides,
+    probes: Mapping[str, Inputs],
+    reference: Reference,
+    shorten: Callable[[Answer], Inputs] | None = None,
+) -> CapabilityResult:
+    """Compare both in a way: a claim, with a fault if they differ.
+
+    Args:
+        way, sides, probes: the way, both implementations, and the inputs.
+        reference: the reference in this way.
+        shorten: returns fewer inputs on which a wrong answer is wrong, too.
+    """
+    if not probes:
+        return not_compared(f"{way.claim}: no inputs have one")
+    try:
+        outcome = sides.judged(probes, way, reference)
+        if outcome.wrong and shorten is not None:
+            worst = outcome.wrong[0]
+            short = sides.judged({worst.probe: shorten(worst)}, way, reference)
+            outcome = short if short.wrong else outcome
+        return as_result(way, sides.explained(outcome, way, reference))
+    except PortError as error:
+        return failed(way.claim, way.says, error)
+
+
+def why_not(method: str, sides: Sides) -> str:
+    """Return the reason why a way is not compared; empty if both offer it."""
+    offered = {
+        "reference": model_offers(sides.reference.model, method),
+        "port": offers(sides.forward, method),
+    }
+    missing = [side for side, is_offered in offered.items() if not is_offered]
+    return f"the {' and the '.join(missing)} {'do' if missing[1:] else 'does'} not offer it" if missing else ""
+
+
+def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
+    """Return the claim of a comparison and its faults."""
+    worst = max(outcome.answers, key=lambda each: share(each.error, each.budget))
+    verdict: Any = "diverges" if outcome.wrong else "agrees"
+    where = f"{worst.probe}, {way.says}" if way.says else worst.probe
+    claim = ClaimResult(way.claim, verdict, worst.error, worst.budget, where)
+    faults = tuple(
+        dataclasses.replace(each, where=f"{way.claim}: {each.where}", probe=f"{each.probe}, {way.says}".rstrip(", "))
+        for each in outcome.faults
+    )
+    notes = tuple(f"{way.claim}: {note}" for note in outcome.notes)
+    return CapabilityResult((claim,), faults, notes=notes)

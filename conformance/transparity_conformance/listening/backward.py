@@ -1,0 +1,133 @@
+"""Listening to a backward pass of PyTorch: what the functions of a forward pass return, and the gradients of that."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.pytorch import tensors_in
+from transparity_conformance.listening.source import Sources
+
+
+@dataclass(eq=False)
+class Backward:
+    """The functions of a forward pass, parameters first, each with the gradient of its result."""
+
+    operations: list[Operation] = field(default_factory=list)
+    gradients: list[np.ndarray | None] = field(default_factory=list)
+    """None where none arrived."""
+    passes: list[bool] = field(default_factory=list)
+    """Whether a gradient could come to the result."""
+
+
+def as_lists(found: Backward) -> dict[str, Any]:
+    """Return a record as lists and arrays."""
+    lines = [[[line.file, line.line, line.code] for line in each.stack] for each in found.operations]
+    return {
+        "names": [each.name for each in found.operations],
+        "values": [each.value for each in found.operations],
+        "inputs": [list(each.inputs) for each in found.operations],
+        "lines": lines,
+        "gradients": found.gradients,
+        "passes": found.passes,
+    }
+
+
+def from_lists(given: Mapping[str, Any]) -> Backward:
+    """Return the record that `as_lists` wrote."""
+    stacks = [tuple(Source(str(file), int(line), str(code)) for file, line, code in each) for each in given["lines"]]
+    rows = zip(given["names"], given["values"], given["inputs"], stacks, strict=True)
+    operations = [Operation(str(name), value, tuple(inputs), stack) for name, value, inputs, stack in rows]
+    return Backward(operations, list(given["gradients"]), list(given["passes"]))
+
+
+def numbers_of(tensor: Any) -> np.ndarray:
+    """Return a copy of a tensor in float64."""
+    import torch
+
+    return tensor.detach().to("cpu", torch.float64, copy=True).numpy()  # type: ignore[no-any-return]
+
+
+def listen_backward(
+    call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
+) -> Backward:
+    """Call a function of PyTorch, then differentiate what it returned, and record both.
+
+    Args:
+        call: the forward pass.
+        parameters: the leaves by name, which are recorded first, in this order.
+        differentiate: takes the result; returns the gradients of the parameters in order, None for none.
+    """
+    import torch
+
+    recorder = _Recorder()
+    for name, parameter in parameters.items():
+        recorder.add(name, parameter, (), ())
+    with torch.enable_grad():
+        with recorder.recording():
+            result = call()
+        gradients = differentiate(result)
+    for index, gradient in enumerate(gradients):
+        recorder.found.gradients[index] = None if gradient is None else numbers_of(gradient)
+    return recorder.found
+
+
+class _Recorder:
+    """Adds each function to what was found; tensors are kept, so that their identities stay their own."""
+
+    def __init__(self) -> None:
+        self.found, self.sources = Backward(), Sources()
+        self.indices: dict[int, int] = {}
+        self.kept: list[Any] = []
+
+    def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
+        """Add the result of a function, whose gradient is stored when it arrives."""
+        index, found = len(self.found.operations), self.found
+        self.indices[id(tensor)] = index
+        self.kept.append(tensor)
+        found.operations.append(Operation(name, numbers_of(tensor), tuple(sorted(set(inputs))), stack))
+        found.gradients.append(None)
+        found.passes.append(tensor.requires_grad)
+        if tensor.requires_grad and not tensor.is_leaf:
+
+            def store(gradient: Any) -> None:
+                found.gradients[index] = None if gradient is None else numbers_of(gradient)
+
+            tensor.register_hook(store)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record every function of PyTorch within the context."""
+        from torch.overrides import TorchFunctionMode
+
+        recorder = self
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                recorder.add_results(func, (args, kwargs or {}), result)
+                return result
+
+        with Mode():  # type: ignore[no-untyped-call]
+            yield
+
+    def add_results(self, func: Any, given: Any, result: Any) -> None:
+        """Add the results of a function, if they are floats with numbers."""
+        made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
+        if not made:
+            return
+        inputs = [self.indices[id(each)] for each in tensors_in(given) if id(each) in self.indices]
+        stack = self.sources.here()
+        for each in made:
+            self.add(_name_of(func), each, inputs, stack)
+
+
+def _name_of(func: Any) -> str:
+    """Return the name of a function, or of the attribute that it reads, such as `data`."""
+    name = getattr(func, "__name__", str(func))
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else str(name)

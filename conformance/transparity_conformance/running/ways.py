@@ -1,0 +1,222 @@
+"""Ways to call a model besides its forward pass: in steps with a cache, with labels, and generating.
+
+Both sides of a comparison are called by the same functions, so that what differs is the models' own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import shown
+from transparity_conformance.capabilities.port_calls import has_method, signature_of
+from transparity_conformance.listening.backward import as_lists, listen_backward
+from transparity_conformance.listening.source import run
+from transparity_conformance.running.frameworks.modules import module_in
+from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
+
+CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
+"""The names under which a forward pass takes the cache that it returned."""
+
+LABELS = "labels"
+"""The argument with which a model returns its loss, too."""
+
+Tensors = Mapping[str, Any]
+
+
+def _names(model: Any) -> Mapping[str, inspect.Parameter]:
+    takes = takes_of(model)
+    return {} if takes is None else takes.parameters
+
+
+def _takes(model: Any, name: str) -> bool:
+    """Return whether a model takes an argument, or a model with a configuration hands all arguments on."""
+    names = _names(model)
+    hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
+    return name in names or hands_on
+
+
+def cache_name(model: Any) -> str:
+    """Return the argument for the cache; empty if there is none."""
+    names = _names(model)
+    return next((name for name in CACHES if name in names), "")
+
+
+def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
+    """Return the answer of a forward pass that goes on from a cache, or from None, and the cache after it."""
+    name = cache_name(model)
+    settings = {"use_cache": True} if _takes(model, "use_cache") else {}
+    before = {} if cache is None else {name: cache}
+    returned = model(**inputs, **settings, **before)
+    return answer_in(returned), _cache_in(returned, name)
+
+
+def _cache_in(returned: Any, name: str) -> Any:
+    """Return the cache among the results, under the name of its argument or as the second; `TypeError` if there is
+    none."""
+    found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
+    if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
+        found = returned[1]
+    if found is None:
+        raise TypeError(f"it returned {shown(returned)}; expected {name} in it, or as the second of a pair")
+    return found
+
+
+def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
+    """Return the answer in steps with a cache: `first` positions at once, then as many as `then` says at a time."""
+    content = _content(inputs)
+    length, answers, cache, begin = inputs[content].shape[1], [], None, 0
+    while begin < length:
+        end = min(begin + (then if begin else first), length)
+        answer, cache = step(model, cache, dict(_part(inputs, content, begin, end)))
+        answers.append(answer)
+        begin = end
+    return _joined(answers)
+
+
+def _content(inputs: Tensors) -> str:
+    """Return the name of the tokens that a step takes a part of: those of the decoder, if there is one."""
+    return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
+
+
+def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
+    """Return the inputs up to a position."""
+    return dict(_part(inputs, _content(inputs), 0, end))
+
+
+def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
+    """Yield the inputs of a step: a mask from the first position on, and what has no positions with the first step."""
+    is_beside_encoder = content.startswith("decoder_")
+    for name, value in inputs.items():
+        if is_beside_encoder and not name.startswith("decoder_"):
+            yield name, value
+        elif tuple(value.shape[:2]) == tuple(inputs[content].shape[:2]):
+            yield name, value[:, :end] if "mask" in name else value[:, begin:end]
+        elif begin == 0:
+            yield name, value
+
+
+def _joined(answers: list[Any]) -> Any:
+    """Return the answers along the positions, as an array of their framework."""
+    if is_instance(answers[0], "torch", "Tensor"):
+        import torch
+
+        return torch.cat(answers, dim=1)
+    if is_instance(answers[0], "jax", "Array"):
+        import jax.numpy as jnp
+
+        return jnp.concatenate(answers, axis=1)
+    return np.concatenate([np.asarray(each) for each in answers], axis=1)
+
+
+def loss(model: Any, inputs: Tensors) -> Any:
+    """Return the loss of a forward pass with labels; `TypeError` if there is none."""
+    returned = model(**inputs)
+    found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    if found is None:
+        raise TypeError(f"it returned {shown(returned)}; expected an object with a loss")
+    return found
+
+
+def generated(model: Any, count: int, inputs: Tensors) -> Any:
+    """Return the prompt and the `count` tokens that the `generate` of a model adds to it greedily."""
+    if _is_of_transformers(model):
+        return model.generate(**inputs, max_new_tokens=count, do_sample=False, num_beams=1)
+    first, *others = inputs
+    return model.generate(inputs[first], count, **{name: inputs[name] for name in others})
+
+
+def _is_of_transformers(model: Any) -> bool:
+    takes = signature_of(model.generate)
+    return takes is not None and "generation_config" in takes.parameters
+
+
+def _generates(model: Any) -> bool:
+    return has_method(model, "generate")
+
+
+COTANGENT = "cotangent"
+"""The input that is no argument of a model: the derivatives are those of its inner product with the answer."""
+
+
+BESIDE = (COTANGENT,)
+"""The names of all inputs that are no arguments."""
+
+
+def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
+    """Return the parameters of a module of PyTorch, and the gradients of those that have one, both by name."""
+    module, call, differentiate = _differentiation(model, inputs)
+    import torch
+
+    with torch.enable_grad():
+        found = dict(zip(_learned(module), differentiate(call()), strict=True))
+    return {
+        "parameters": {name: value.detach() for name, value in module.named_parameters()},
+        "gradients": {name: value for name, value in found.items() if value is not None},
+    }
+
+
+def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
+    """Return the record of the same backward pass, as it is sent to another process."""
+    module, call, differentiate = _differentiation(model, inputs)
+    return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
+
+
+def _learned(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def _is_module(model: Any) -> bool:
+    return module_in(model) is not None
+
+
+def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
+    """Return the module of a model, its call, and what differentiates its answer by the parameters."""
+    import torch
+
+    module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}
+    given |= {"use_cache": False} if "use_cache" in _names(model) else {}
+
+    def call() -> Any:
+        return answer_in(model(**given))
+
+    def differentiate(answer: Any) -> Sequence[Any]:
+        learned = list(_learned(module).values())
+        if not answer.requires_grad:
+            return [None] * len(learned)
+        total = (answer * inputs[COTANGENT]).sum()
+        return torch.autograd.grad(total, learned, allow_unused=True)
+
+    return module, call, differentiate
+
+
+WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
+    "in_steps": (in_steps, lambda model: bool(cache_name(model))),
+    "loss": (loss, lambda model: LABELS in _names(model)),
+    "generated": (generated, _generates),
+    "gradients": (gradients, _is_module),
+    "backward": (backward, _is_module),
+}
+"""The ways by name, and whether a model offers each."""
+
+
+def offers(model: Any, way: str) -> bool:
+    """Return whether a model can be called in a way."""
+    return WAYS[way][1](model)
+
+
+def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:
+    """Add the ways that a model offers as methods of its forward pass.
+
+    Args:
+        forward: the forward pass.
+        model: the model.
+        call: calls a function of tensors, without gradients, with the inputs by the model's own names.
+    """
+    for name, (function, _) in WAYS.items():
+        if offers(model, name):
+            setattr(forward, name, functools.partial(call, functools.partial(function, model)))

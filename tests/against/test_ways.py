@@ -1,0 +1,170 @@
+"""What a forward pass does not show is compared in other ways, and told with both lines."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transparity_conformance import check
+from transparity_conformance.report.report import Report
+from transparity_conformance.running.loading import load_port
+
+THEIRS = """
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+
+class Model(nn.Module):
+    main_input_name = "input_ids"
+
+    def __init__(self):
+        super().__init__()
+        self.config = PretrainedConfig(vocab_size=61, max_position_embeddings=29, sliding_window=6)
+        self.embedding, self.positions = nn.Embedding(61, 16), nn.Embedding(29, 16)
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def attention(self, x, past, mask):
+        keys, values = self.key(x), self.value(x)
+        begin = 0
+        if past is not None:
+            begin = past[0].shape[1]
+            keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)
+        scores = self.query(x) @ keys.mT / 4
+        far = torch.arange(x.shape[1])[:, None] + begin - torch.arange(keys.shape[1])
+        hidden = (far < 0) | (far >= 6)
+        if mask is not None:
+            hidden = hidden | (mask[:, None] == 0)
+        weights = scores.masked_fill(hidden, -1e9).softmax(-1)
+        return self.out(weights @ values), (keys, values)
+
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=False, labels=None):
+        begin = 0 if past_key_values is None else past_key_values[0].shape[1]
+        x = self.embedding(input_ids)
+        x = x + self.positions(torch.arange(input_ids.shape[1]) + begin)
+        context, past = self.attention(self.norm(x), past_key_values, attention_mask)
+        x = x + context
+        x = x + self.down(nn.functional.silu(self.up(x)))
+        logits = x @ self.embedding.weight.T
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return SimpleNamespace(logits=logits, past_key_values=past if use_cache else None, loss=loss)
+
+    def generate(self, tokens, count, attention_mask=None):
+        for _ in range(count):
+            chosen = self(tokens).logits[:, -1].argmax(-1)
+            tokens = torch.cat([tokens, chosen[:, None]], 1)
+        return tokens
+"""
+
+FAULTS = {
+    "a key is forgotten beyond the window": (
+        "keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)",
+        (
+            "keys = torch.cat([past[0] * (torch.arange(begin) != begin - 5)[:, None], keys], 1); "
+            "values = torch.cat([past[1], values], 1)"
+        ),
+        "step",
+    ),
+    "the position of a step": (
+        "x = x + self.positions(torch.arange(input_ids.shape[1]) + begin)",
+        "x = x + self.positions(torch.arange(input_ids.shape[1]) + max(begin - 1, 0))",
+        "step",
+    ),
+    "a gradient is cut": (
+        "x = x + self.down(nn.functional.silu(self.up(x)))",
+        "x = x + self.down(nn.functional.silu(self.up(x.detach())))",
+        "gradients",
+    ),
+    "padding counts in the loss": (
+        "labels[:, 1:].flatten())",
+        "labels[:, 1:].flatten().clamp(min=0))",
+        "loss",
+    ),
+    "a buffer is kept": (
+        "x = self.embedding(input_ids)",
+        "x = self.embedding(input_ids) + getattr(self, 'kept', 0.0); self.kept = 0.1 * x.detach().mean((0, 1))",
+        "",
+    ),
+    "a length": (
+        "x = self.embedding(input_ids)",
+        "x = self.embedding(input_ids) * (1.01 if input_ids.shape[1] > 20 else 1)",
+        "forward.reach",
+    ),
+    "a batch": (
+        "x = self.embedding(input_ids)",
+        "x = self.embedding(input_ids) * (1.01 if len(input_ids) > 7 else 1)",
+        "forward.reach",
+    ),
+    "generation": (
+        "chosen = self(tokens).logits[:, -1].argmax(-1)",
+        "chosen = (self(tokens).logits[:, -1] * torch.arange(61)).argmax(-1)",
+        "generate",
+    ),
+    "a state after a backward pass": (
+        "logits = x @ self.embedding.weight.T",
+        (
+            "logits = x @ self.embedding.weight.T * (1.01 if getattr(self, 'kept', False) else 1); "
+            "self.kept = getattr(self, 'kept', False) or torch.is_grad_enabled()"
+        ),
+        "repeats",
+    ),
+}
+"""A fault by what is wrong: the text, what replaces it, and the claim that diverges; empty for the forward pass."""
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+
+
+def checked(folder: Path, old: str = "", new: str = "") -> Report:
+    """Check a copy of a model with a text replaced."""
+    import torch
+
+    made = []
+    for name, text in (("theirs", THEIRS), ("port", THEIRS.replace(old, new, 1))):
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+        torch.manual_seed(0)
+        made.append(load_port(f"{folder / name}.py:Model")())
+    return check(made[1], against=made[0], budget=2)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: str, tmp_path: Path) -> None:
+    old, new, claim = FAULTS[kind]
+    report = checked(tmp_path, old, new)
+    assert report.verdict == "diverges"
+    assert [each.id for each in report.claims if each.verdict == "diverges"] == [claim] * bool(claim)
+    line = next(number for number, text in enumerate(THEIRS.splitlines(), 1) if old in text)
+    told = {each["line"] for fault in report.faults for each in (fault.source, fault.reference_source) if each}
+    assert line in told or line + 1 in told, told
+
+
+def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
+    report = checked(tmp_path)
+    assert (report.verdict, report.faults) == ("agrees", ())
+    claims: dict[str, Any] = {each.id: each.where for each in report.claims}
+    assert [*claims] == ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
+    assert report.coverage.lengths == (*range(1, 18), 28, 29)
+    assert report.coverage.batches == tuple(range(1, 14))
+
+
+def test_what_a_port_does_not_offer_is_said(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "theirs.py").write_text(THEIRS, encoding="utf-8")
+    torch.manual_seed(0)
+    theirs = load_port(f"{tmp_path / 'theirs'}.py:Model")()
+
+    def port(input_ids: torch.Tensor) -> Any:
+        return theirs(input_ids).logits
+
+    report = check(port, against=theirs)
+    assert report.verdict == "agrees"
+    for what in ("cached steps", "generate", "loss"):
+        assert any(what in line and "the port does not offer it" in line for line in report.not_compared), what

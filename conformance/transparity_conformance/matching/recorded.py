@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,30 +137,26 @@ class Recorded:
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
-    def has_numbers(self, index: int, expected: np.ndarray) -> bool:
-        """Return whether a value has the numbers `expected`, which are sorted; NaN alone tells nothing."""
-        if self.values[index].size != expected.size:
-            return False
-        finite = expected[np.isfinite(expected)]
-        return bool(finite.size) and is_near(
-            self.sketch(index), expected, self.tolerance * float(np.abs(finite[[0, -1]]).max())
-        )
+    def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
+        """Yield the values among `indices` that have the numbers of `ours`, in any order; NaN alone tells nothing."""
+        alike = [index for index in indices if self.values[index].size == ours.size]
+        if alike and np.isfinite(ours).any():
+            expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
+            yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
         """Return whether two arrays in the same order are one activation."""
-        return _distance(found, expected) <= self.tolerance
+        return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
         """The operation behind `after` whose value is `ours`, if it `may_be`; the nearest, and of several the first."""
         best: Match | None = None
-        expected = np.sort(ours, axis=None)
-        for index in self.by_size.get(ours.size, ()):
-            if index <= after or not self.has_numbers(index, expected) or not may_be(index):
-                continue
-            for layout in layouts(ours.shape, self.values[index].shape, self.heads):
-                distance = _distance(layout.to_ours(self.values[index]), ours)
+        scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
+        for index in self.with_numbers(ours, later):
+            for layout in layouts(ours.shape, self.values[index].shape, self.heads) if may_be(index) else ():
+                distance = _distance(layout.to_ours(self.values[index]), ours, scale)
                 if distance <= self.tolerance and (best is None or distance < best.distance / 2):
                     best = Match(index, layout, distance)
         return best
@@ -193,15 +189,19 @@ def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
     """Return whether two arrays differ nowhere by more than `allowed`; an infinity and NaN are near to themselves."""
     with np.errstate(invalid="ignore"):
-        near = np.abs(one - other) <= allowed
-    return bool(near.all() or np.all(near | (one == other) | (np.isnan(one) & np.isnan(other))))
+        far = ~(np.abs(one - other) <= allowed)
+    a, b = one[far], other[far]
+    return bool(np.all((a == b) | (np.isnan(a) & np.isnan(b))))
 
 
-def _distance(found: np.ndarray, expected: np.ndarray) -> float:
+def largest(value: np.ndarray) -> float:
+    """Return the largest finite number in size."""
+    return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+
+
+def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
     """The largest difference, relative to the largest number; NaN is NaN."""
-    finite = expected[np.isfinite(expected)]
-    largest = float(np.abs(finite).max(initial=0.0))
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))
-    return difference / largest if largest else difference
+    return difference / scale if scale else difference

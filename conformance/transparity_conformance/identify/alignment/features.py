@@ -42,11 +42,9 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 def _with_numbers_of(ours: np.ndarray, port: Recorded) -> Iterator[Match]:
     """The values with the numbers of a tap, in each order of its axes."""
-    expected = np.sort(ours, axis=None)
-    for index in port.by_size.get(ours.size, ()):
-        if port.has_numbers(index, expected):
-            fits = layouts(ours.shape, port.values[index].shape, port.heads)
-            yield from (Match(index, fit) for fit in fits if fit.split == ours.shape)
+    for index in port.with_numbers(ours, port.by_size.get(ours.size, ())):
+        fits = layouts(ours.shape, port.values[index].shape, port.heads)
+        yield from (Match(index, fit) for fit in fits if fit.split == ours.shape)
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:

@@ -36,11 +36,10 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
     """The last of `matches` that only a fault computes; a right port has scores without their bias, too, on the way."""
-    right = [np.sort(each, axis=None) for each in intermediates(found.probe, found.values, tap)] if matches else []
-    for index in sorted(matches, reverse=True):
-        if not any(found.port.has_numbers(index, each) for each in right):
-            return matches[index]
-    return None
+    wrong = set(matches)
+    for each in intermediates(found.probe, found.values, tap) if wrong else ():
+        wrong -= set(found.port.with_numbers(each, wrong))
+    return matches[max(wrong)] if wrong else None
 
 
 def may_be_chosen(tap: str, value: np.ndarray) -> bool:

@@ -15,8 +15,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.found import Matches
-from transparity_conformance.identify.alignment.values.masked import unmasked
-from transparity_conformance.identify.alignment.values.repeated import unrepeated
+from transparity_conformance.identify.alignment.values.forms import unmasked, unrepeated
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import made_from
 from transparity_conformance.matching.layout import Layout, layouts

@@ -1,4 +1,4 @@
-"""Scores that a port masks before it scales them: those that are −∞ by then are what they were made from, scaled."""
+"""Values in another form than the reference's: heads that are repeated, and scores that are masked before scaling."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ import numpy as np
 
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import epsilon
+
+
+def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
+    """A value with an axis of `heads`, in which each of the `shared` ones is several times in a row, with each once."""
+    if shared == heads or not value.size or value.min() == value.max():  # one number tells nothing
+        return value
+    for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
+        grouped = value.reshape(*value.shape[:axis], shared, heads // shared, *value.shape[axis + 1 :])
+        first = grouped.take(0, axis + 1)
+        if np.array_equal(grouped, np.expand_dims(first, axis + 1).repeat(heads // shared, axis + 1)):
+            return first
+    return value
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:

@@ -1,1 +1,0 @@
-"""Faults that the operations of a port do not tell apart."""

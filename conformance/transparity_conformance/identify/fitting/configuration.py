@@ -33,8 +33,6 @@ from transparity_numpy.head import pooled_head
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
 
-NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
-
 
 def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> FoundFields:
     """The fields and parameters of a module."""
@@ -136,8 +134,8 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     if len(kinds) > 1:
         raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
     last = streams[-1].norms.get("final_norm")
-    kind, eps = kind_and_eps([each for each in norms if each is not last] or norms, subject.values)
-    factor = 1.0 if last is None else factor_behind(last, kind, eps, subject.values)
+    kind, eps = kind_and_eps([each for each in norms if each is not last] or norms)
+    factor = 1.0 if last is None else factor_behind(last, kind, eps)
     scaled = _scaled(settled(factor * streams[-1].head_factor), streams[-1].output.shape[1] ** -0.5)
     found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     named = {
@@ -148,12 +146,11 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         for name, norm in each.stream.norms.items()
     }
     found.remarks += [
-        f"{name} has the eps {each:g}, not {eps:g}"
-        for name, each in eps_besides(named, kind, eps, subject.values).items()
+        f"{name} has the eps {each:g}, not {eps:g}" for name, each in eps_besides(named, kind, eps).items()
     ]
     found.fields |= {
         "norm": kind,
-        "norm_bias": kind == "rms" or any(len(norm.names) > 1 for norm in norms),
+        "norm_bias": kind == "rms" or any("bias" in norm.leaves for norm in norms),
         "norm_gain": norms[0].gain,
         "norm_eps": eps,
         "norm_position": streams[0].position,
@@ -165,11 +162,10 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     for name, stack in parts.stacks.items():
         for place, norm in stack.stream.norms.items():
             scope = place if place.startswith(name) else f"{name}.{place}"
-            parts_ = [subject.values[each] for each in norm.names]
-            if kind != "rms" and found.fields["norm_bias"] and len(parts_) == 1:
-                parts_.append(np.zeros_like(parts_[0]))
-            for leaf, value in zip(NORM_PARTS, parts_, strict=False):
-                found.parameters[f"{scope}.{leaf}"] = value
+            vectors = {leaf: subject.values[theirs] for leaf, theirs in norm.leaves.items()}
+            if found.fields["norm_bias"] and kind != "rms":
+                vectors.setdefault("bias", np.zeros_like(vectors["weight"]))
+            found.parameters |= {f"{scope}.{leaf}": value for leaf, value in vectors.items()}
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:

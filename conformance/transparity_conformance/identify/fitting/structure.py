@@ -146,15 +146,17 @@ def sublayers(
     cuts = [-1, *ends, float("inf")]
     between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
     projections: list[Linear] = between[0]
-    for anchor, behind in zip(anchors, between[1:], strict=True):
-        if not behind or not projections:
+    for anchor, rest in zip(anchors, between[1:], strict=True):
+        if not rest or not projections:
             raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
+        gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
+        output, *behind = rest[len(gates) :]
         if isinstance(anchor, Softmax):
-            found.append(_attention(anchor, projections, behind[0], begins, keys_first=keys_first))
+            found.append(_attention(anchor, [*projections, *gates], output, begins, keys_first=keys_first))
         else:
-            found.append(Recurrence(*anchor, behind[0], begins))
-        feed, projections = _feed_forward(behind[1:], width, routed, is_last=anchor is anchors[-1])
+            found.append(Recurrence(*anchor, output, begins))
+        feed, projections = _feed_forward(behind, width, routed, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
 

@@ -15,7 +15,6 @@ from transparity_conformance.identify.fitting.subject import RecordedCall
 from transparity_conformance.identify.fitting.values.numbers import digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
-
 LOWEST = float(np.finfo(np.float32).min) / 4
 """A mask below this is a dtype's lowest number, or −inf."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ class Norm:
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
+
+    def times(self, factor: float) -> Norm:
+        """The same norm with other factors."""
+        return dataclasses.replace(self, factors=self.factors * factor)
 
 
 @dataclass

@@ -11,9 +11,9 @@ from meta.fitting.measure import FittingTrial, compared, is_found
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
 
-SAMPLE = (0, 2, 3, 4, 5003, 5005, 5013, 5021)
-"""Seeds that take a few seconds each. The last four have a multiplier of parallel branches, kernels of fewer features
-than positions, and a multiplier of tokens beside positions (twice)."""
+SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
+"""Seeds that take a few seconds each. 10 and 5056 have gates of attention, 5003 a multiplier of parallel branches, 5005
+kernels of fewer features than positions, 5013 and 5021 a multiplier of tokens beside positions."""
 
 
 @pytest.mark.long

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.masks import read_masks
-from transparity_conformance.identify.fitting.parts import Parts
+from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.reading import read_attention
 from transparity_conformance.identify.fitting.recurrent.reading import read_masks_of_recurrences, read_recurrences
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward
@@ -24,7 +23,7 @@ from transparity_conformance.identify.fitting.values.head import (
     pooled_states,
     pooling_fields,
 )
-from transparity_conformance.identify.fitting.values.norms import eps_besides, factor_behind, kind_and_eps
+from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, factor_behind, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
@@ -32,8 +31,6 @@ from transparity_numpy.head import pooled_head
 
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
-
-NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
 def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> FoundFields:
@@ -129,32 +126,21 @@ def _biases_and_maps(found: FoundFields, parts: Parts) -> None:
 
 def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     streams = [stack.stream for stack in parts.stacks.values()]
-    norms = [norm for stream in streams for norm in stream.norms.values()]
-    if not norms:
-        raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
-    kinds = {(norm.kind, norm.gain) for norm in norms}
-    if len(kinds) > 1:
-        raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
-    last = streams[-1].norms.get("final_norm")
-    kind, eps = kind_and_eps([each for each in norms if each is not last] or norms, subject.values)
-    factor = 1.0 if last is None else factor_behind(last, kind, eps, subject.values)
-    scaled = _scaled(settled(factor * streams[-1].head_factor), streams[-1].output.shape[1] ** -0.5)
-    found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
     named = {
-        f"{stack}.{name.removeprefix(stack + '.')}": dataclasses.replace(norm, factors=norm.factors / factor)
-        if norm is last
-        else norm
+        f"{stack}.{name.removeprefix(stack + '.')}": norm
         for stack, each in parts.stacks.items()
         for name, norm in each.stream.norms.items()
     }
-    found.remarks += [
-        f"{name} has the eps {each:g}, not {eps:g}"
-        for name, each in eps_besides(named, kind, eps, subject.values).items()
-    ]
+    if not named:
+        raise FitError("No norm was found between the sublayers; expected layer, RMS or batch norms.")
+    kinds = {(norm.kind, norm.gain) for norm in named.values()}
+    if len(kinds) > 1:
+        raise FitError(f"The norms are of several kinds ({', '.join(sorted(map(' '.join, kinds)))}); expected one.")
+    kind, eps = _kind_and_eps(found, named, parts.last)
     found.fields |= {
         "norm": kind,
-        "norm_bias": kind == "rms" or any(len(norm.names) > 1 for norm in norms),
-        "norm_gain": norms[0].gain,
+        "norm_bias": kind == "rms" or any("bias" in norm.leaves for norm in named.values()),
+        "norm_gain": next(iter(named.values())).gain,
         "norm_eps": eps,
         "norm_position": streams[0].position,
         "branches": streams[0].branches,
@@ -162,14 +148,24 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         "final_norm": streams[0].final_norm,
         "memory_norm": streams[-1].memory_norm,
     }
-    for name, stack in parts.stacks.items():
-        for place, norm in stack.stream.norms.items():
-            scope = place if place.startswith(name) else f"{name}.{place}"
-            parts_ = [subject.values[each] for each in norm.names]
-            if kind != "rms" and found.fields["norm_bias"] and len(parts_) == 1:
-                parts_.append(np.zeros_like(parts_[0]))
-            for leaf, value in zip(NORM_PARTS, parts_, strict=False):
-                found.parameters[f"{scope}.{leaf}"] = value
+    for name, norm in named.items():
+        vectors = {leaf: subject.values[theirs] for leaf, theirs in norm.leaves.items()}
+        if found.fields["norm_bias"] and kind != "rms":
+            vectors.setdefault("bias", np.zeros_like(vectors["weight"]))
+        found.parameters |= {f"{name}.{leaf}": value for leaf, value in vectors.items()}
+
+
+def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
+    """The kind and the eps of all norms; add the factor behind the last one, and a remark on each that has another."""
+    final = f"{last.name}.final_norm"
+    kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
+    factor = factor_behind(named[final], kind, eps) if final in named else 1.0
+    scaled = _scaled(settled(factor * last.stream.head_factor), last.stream.output.shape[1] ** -0.5)
+    found.fields["head_scale"], found.fields["head_multiplier"] = next(iter(scaled.items()))
+    plain = {name: norm.times(1 / factor) if name == final else norm for name, norm in named.items()}
+    others = eps_besides(plain, kind, eps)
+    found.remarks += [f"{name} has the eps {each:g}, not {eps:g}" for name, each in others.items()]
+    return kind, eps
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -85,20 +83,28 @@ def fit(module: Any, seed: int = 0) -> Fit:
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a subject, which may compute heads or rows one at a time."""
-    try:
-        return _fitted(subject)
-    except ForeignError:
-        raise
-    except FitError as error:
-        for loops in get_args(Loops)[1:]:
-            subject.loops = loops
-            with contextlib.suppress(FitError):
-                return _fitted(subject)
-        raise error
+    """Find the configuration of a subject, which may compute heads or rows one at a time, or keys before queries: the
+    first reading that is confirmed, or the nearest; raises the error of the first if there is none."""
+    errors: list[FitError] = []
+    made: list[Fit] = []
+    for loops in get_args(Loops):
+        subject.loops = loops
+        try:
+            for each in _readings(subject):
+                made.append(each)
+                if each.is_confirmed:
+                    return each
+        except FitError as error:
+            if isinstance(error, ForeignError) and loops == "none" and not made:
+                raise
+            errors.append(error)
+        if made:
+            return min(made, key=lambda each: each.share)
+    raise errors[0]
 
 
-def _fitted(subject: FittedModel) -> Fit:
+def _readings(subject: FittedModel) -> Iterator[Fit]:
+    """The fit with queries before keys, and the other way round; raises the error of the first if both have one."""
     sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
@@ -107,38 +113,22 @@ def _fitted(subject: FittedModel) -> Fit:
     if "attention_mask" in subject.names:
         calls.append(subject.hear(masked(plain)))
     longest = longest_taken(subject, plain)
-    return _likelier(functools.partial(_attempt, subject, causal, calls, longest))
-
-
-def _likelier(attempt: Callable[..., Fit]) -> Fit:
-    """The fit with queries before keys or, if that is not confirmed, the other way round; the better one if none is."""
-    first: Fit | FitError
-    try:
-        first = attempt(keys_first=False)
-    except ForeignError:
-        raise
-    except FitError as error:
-        first = error
-    if isinstance(first, Fit) and first.is_confirmed:
-        return first
-    try:
-        second = attempt(keys_first=True)
-    except FitError:
-        if isinstance(first, Fit):
-            return first
-        raise first from None
-    return first if isinstance(first, Fit) and first.share <= second.share else second
-
-
-def _attempt(
-    subject: FittedModel, causal: bool, calls: Sequence[RecordedCall], longest: int, *, keys_first: bool
-) -> Fit:
-    found = configuration_of(subject, parts_of(subject, calls[0], causal, keys_first=keys_first), calls)
-    if "max_length" in found.untold:
-        found.fields["max_length"] = longest
-    made = _confirmed(found, calls)
-    remarks = () if made.is_confirmed else tuple(found.remarks)
-    return dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
+    error: FitError | None = None
+    for keys_first in (False, True):
+        try:
+            found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
+            if "max_length" in found.untold:
+                found.fields["max_length"] = longest
+            made = _confirmed(found, calls)
+        except FitError as raised:
+            if isinstance(raised, ForeignError) and not keys_first:
+                raise
+            error = error or raised
+            continue
+        remarks = () if made.is_confirmed else tuple(found.remarks)
+        yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
+    if error is not None:
+        raise error
 
 
 def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:

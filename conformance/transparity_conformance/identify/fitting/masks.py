@@ -15,6 +15,9 @@ from transparity_conformance.identify.fitting.subject import RecordedCall
 from transparity_conformance.identify.fitting.values.numbers import digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
+LOWEST = float(np.finfo(np.float32).min) / 4
+"""A mask below this is a dtype's lowest number, or −inf."""
+
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks, from the plain call, one with padding and, if it takes one, one with a mask."""
@@ -22,7 +25,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     _read_windows(found, parts, plain)
     values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
     value = next((each for each in values if each is not None), None)
-    found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, _score_scale(found.fields))
+    found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, found.config().score_scale)
     if found.fields["mask_value"] in (-np.inf, 0):
         found.untold["mask_order"] = "such a mask is the same before the scale and after it"
     if value is None:
@@ -32,8 +35,9 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     )
     found.fields["padding"] = "attention-mask" if obeys else "token"
     _read_padding(found, parts, calls[1], plain, padded)
-    if obeys:
-        _read_mask_of_target(found, parts)
+    if obeys and list(parts.stacks) == ["decoder"]:
+        found.fields["target_mask"] = "causal"
+        found.untold["target_mask"] = "an attention_mask applies with both"
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
@@ -44,12 +48,6 @@ def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
     weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), list(call.lengths.values()))
     for name, softmax in zip(named, weights, strict=False):
         yield name, scores_of(softmax, call.operations, before(weights, softmax))
-
-
-def _score_scale(fields: dict[str, Any]) -> float:
-    head_dim = fields["attention_head_dim"] or fields["embed_dim"] // fields["num_heads"]
-    base = {"head_dim": head_dim, "embed_dim": fields["embed_dim"], "none": 1}[fields["attention_scale"]]
-    return float(base**-0.5 * fields["attention_multiplier"])
 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
@@ -95,12 +93,6 @@ def _read_padding(
         found.untold["pad_id"] = "no token is masked as padding"
 
 
-def _read_mask_of_target(found: FoundFields, parts: Parts) -> None:
-    if list(parts.stacks) == ["decoder"]:
-        found.fields["target_mask"] = "causal"
-        found.untold["target_mask"] = "an attention_mask applies with both"
-
-
 def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None:
     """Whether positions count padding, and which token that is: by the embedding of a call with padding."""
     stack = next(iter(parts.stacks))
@@ -114,10 +106,6 @@ def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None
         if call.shows(found.computed(call.inputs, f"{stack}.embedding", **fields)):
             found.take(fields)
             return
-
-
-LOWEST = float(np.finfo(np.float32).min) / 4
-"""A mask below this is a dtype's lowest number, or −inf."""
 
 
 def is_causal(masked: np.ndarray) -> bool:

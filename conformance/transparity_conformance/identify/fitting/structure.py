@@ -146,15 +146,17 @@ def sublayers(
     cuts = [-1, *ends, float("inf")]
     between = [[one for one in maps if low < one.at <= high] for low, high in itertools.pairwise(cuts)]
     projections: list[Linear] = between[0]
-    for anchor, behind in zip(anchors, between[1:], strict=True):
-        if not behind or not projections:
+    for anchor, rest in zip(anchors, between[1:], strict=True):
+        if not rest or not projections:
             raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
+        gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
+        output, *behind = rest[len(gates) :]
         if isinstance(anchor, Softmax):
-            found.append(_attention(anchor, projections, behind[0], begins, keys_first=keys_first))
+            found.append(_attention(anchor, [*projections, *gates], output, begins, keys_first=keys_first))
         else:
-            found.append(Recurrence(*anchor, behind[0], begins))
-        feed, projections = _feed_forward(behind[1:], width, routed, is_last=anchor is anchors[-1])
+            found.append(Recurrence(*anchor, output, begins))
+        feed, projections = _feed_forward(behind, width, routed, is_last=anchor is anchors[-1])
         found += feed
     return found, projections
 
@@ -225,7 +227,7 @@ def _plain_attention(
         if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
             query, key = key, query
         made = Attention(softmax, query, key, value, output, begins)
-        if value.made.shape[-1] % made.head_dim == 0 and is_same(_context(made), output.given):
+        if is_same(_context(made), output.given):
             return made
     raise FitError(f"The context of an attention with {heads} heads is no sum of a projection's values; {_FORMS}")
 
@@ -236,19 +238,23 @@ def _gated(
     """An attention whose context is multiplied by the sigmoid of a map of its input; None if it has no such gate."""
     for value in reversed(projections):
         rest = [one for one in projections if one is not value]
-        made = Attention(softmax, value, value, value, output, begins)
-        context = _context(made) if value.made.shape[-1] % made.head_dim == 0 else np.empty(0)
-        if context.size != output.given.size or len({one.made.shape[0] for one in rest}) != 1:
+        own = [one for one in rest if len(one.made) == len(output.given)]
+        of_memory = [one for one in rest if one not in own]
+        made = Attention(softmax, rest[0], value, value, output, begins)
+        context = _context(made)
+        if context.size != output.given.size or len(of_memory) > 1 or not own:
             continue
-        columns = Columns(rest)
+        columns = Columns(own)
         chosen = columns.matching(output.given, sigmoid, context.reshape(output.given.shape))
         if chosen is None:
             continue
         gate, left = columns.linear(chosen), columns.without(chosen)
         wide = output.weight.shape[1]
         keys = len(left) - wide
-        ends = (slice(keys, None), slice(0, keys)) if keys_first else (slice(0, wide), slice(wide, None))
-        query, key = (columns.linear(left[at]) for at in ends)
+        ends = (
+            (slice(keys, None), slice(0, keys)) if keys_first and not of_memory else (slice(0, wide), slice(wide, None))
+        )
+        query, key = (columns.linear(left[at]) if left[at] else of_memory[0] for at in ends)
         names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
         return Attention(softmax, query, key, value, output, begins, gate, names)
     return None
@@ -269,8 +275,11 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
 
 
 def _context(attention: Attention) -> np.ndarray:
-    value = attention.split(attention.value)
-    if not value.shape[1] or attention.heads % value.shape[1]:
+    """The values, summed by the weights; empty if they are of another length, or of no whole heads."""
+    batch, heads, _, keys = attention.softmax.weights.shape
+    rows, features = attention.value.made.shape
+    shared = rows * features // (batch * keys * attention.head_dim)
+    if rows % (batch * keys) or features % attention.head_dim or not shared or heads % shared:
         return np.empty(0)
-    mixed = attention.softmax.weights @ value.repeat(attention.heads // value.shape[1], axis=1)
-    return mixed.swapaxes(1, 2)
+    value = attention.split(attention.value).repeat(heads // shared, axis=1)
+    return (attention.softmax.weights @ value).swapaxes(1, 2)

@@ -91,8 +91,6 @@ def embedding(
     made = positioned(table, sums, others, type_table)
     if made is not None:
         return made
-    for *_, left in reversed(sums):
-        _refuse_scaled(left[0], others)
     raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
 
 
@@ -109,6 +107,7 @@ def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str 
         made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
         if made is not None:
             return made
+        _refuse_scaled(left[0], others)
     return None
 
 

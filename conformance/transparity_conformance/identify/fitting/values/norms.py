@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,17 @@ class Norm:
     """r of every row; of every feature for a batch norm."""
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """The module's names of the vectors by ours."""
+        last = len(self.names) - 2 * (self.kind == "batch")
+        running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
+        return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
+
+    def times(self, factor: float) -> Norm:
+        """The same norm with other factors."""
+        return dataclasses.replace(self, factors=self.factors * factor)
 
 
 @dataclass
@@ -110,15 +122,17 @@ class Norms:
         if difference(slopes * (x - centre) + target, made) > SAME:  # no feature's affine map
             return None
         unused = [name for name in self.vectors if name not in self.used]
-        pairs = list(itertools.pairwise(name for name in unused if RUNNING not in name))
+        own = [name for name in unused if RUNNING not in name]
+        pairs = [(name, None) for name in own] if self.are_biasless else list(itertools.pairwise(own))
         running = list(itertools.pairwise(name for name in unused if RUNNING in name))
         for pair, statistics, gain in itertools.product(pairs, running, ("weight", "one-plus-weight")):
-            weight, bias, mean, variance = (self.vectors[name] for name in (*pair, *statistics))
+            weight, mean, variance = (self.vectors[name] for name in (pair[0], *statistics))
+            bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
             # of several pairs only the right one makes all deviations real
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
-                return Norm((*pair, *statistics), gain, "batch", x, factors, variance)
+                return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
 
 
@@ -129,26 +143,24 @@ def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
     return factors
 
 
-def kind_and_eps(norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[str, float]:
+def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
     """The kind of norm that all of `norms` are, and their eps."""
     kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
-    made = [(kind, _sizes(kind, norms, variances)) for kind in kinds]
+    made = [(kind, _sizes(kind, norms)) for kind in kinds]
     fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]
     kind, eps, _ = min(fitted, key=lambda each: _misfit(each[0], each[1], *each[2]))
     return kind, eps
 
 
-def eps_besides(
-    norms: Mapping[str, Norm], kind: str, eps: float, variances: Mapping[str, np.ndarray]
-) -> dict[str, float]:
+def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
     """The eps of those norms, by name, that the common one does not explain."""
-    own = {name: _eps(kind, *_sizes(kind, [norm], variances), (eps, *USUAL_EPS)) for name, norm in norms.items()}
+    own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
 
-def factor_behind(norm: Norm, kind: str, eps: float, variances: Mapping[str, np.ndarray]) -> float:
+def factor_behind(norm: Norm, kind: str, eps: float) -> float:
     """The number by which the result of a norm is multiplied; 1 if an eps of its own explains its rows better."""
-    divisors, sizes = _sizes(kind, [norm], variances)
+    divisors, sizes = _sizes(kind, [norm])
     factor = float(np.median(_expected(kind, eps, sizes) / divisors))
     own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
     return factor if _misfit(kind, eps, factor * divisors, sizes) < own else 1.0
@@ -159,11 +171,11 @@ def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
     return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
 
 
-def _sizes(kind: str, norms: Sequence[Norm], variances: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
     """What is divided by, 1 / r, and what it would be without eps (squared, but for `layer-unbiased`)."""
     divisors, sizes = [], []
     for norm in norms:
-        plain = variances[norm.names[3]] if kind == "batch" else _plain_size(kind, norm.x)
+        plain = _plain_size(kind, norm.x) if norm.variance is None else norm.variance
         is_finite = norm.factors > 0
         divisors.append(1 / norm.factors[is_finite])
         sizes.append(plain[is_finite])

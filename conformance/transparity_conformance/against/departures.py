@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Departures:
             if after is None:
                 break
             now = after
-        return (self._fewest(found, now.shares), now) if now.agrees else (found, now)
+        return (self._fewest(found, now), now) if now.agrees else (found, now)
 
     def _is_known(self, steps: Sequence[int], found: Sequence[Departure]) -> bool:
         """Return whether a line was found before, in another layer, and nothing explained it."""
@@ -86,14 +86,15 @@ class Departures:
         operation = next((index for index in port if index not in lost), port[0] if port else last)
         return Departure(operation, first.step, first.edit, first.steps, tuple(others.values()), now.matched.keys())
 
-    def _fewest(self, found: list[Departure], within: Mapping[int, float]) -> list[Departure]:
-        """Leave out edits without which the answer is the port's, too, or is with another edit of another departure."""
+    def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
+        """Leave out edits without which as much of the port is explained, perhaps with another edit of another
+        departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
-                after = self.comparer.tried(self.changes_of(tried), within)
-                if after is not None and after.agrees and not after.lost:
-                    return self._fewest(tried, within)
+                after = self.comparer.tried(self.changes_of(tried), now.shares)
+                if after is not None and after.agrees and not after.lost and now.matched.keys() <= after.matched.keys():
+                    return self._fewest(tried, after)
         return found
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:

@@ -17,9 +17,6 @@ from transparity_conformance.against.values import HUGE
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Step
 
-CONTINUATIONS = 4
-"""Layouts in which the reference is continued from a value of the port, the likeliest first. A bound on time alone."""
-
 
 @dataclass(frozen=True, eq=False)
 class Departure:
@@ -113,11 +110,13 @@ class Departures:
         """Continue from the port's value where no edit explains it: the step of the reference that is most alike makes
         that instead; no comparison if none can."""
         program = self.comparer.program
-        places = itertools.product(port or now.lost[:1], steps)
+        fronts = port or now.lost[:1]  # or what they are given, if the port leaves a step out
+        given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
+        places = itertools.product(dict.fromkeys([*fronts, *given]), steps)
         nearby = [(operation, near) for operation, number in places for near in self._run_by_its_line(number)]
         layouts = [(operation, near, self._in_layout(operation, near, now)) for operation, near in nearby]
         pairs = [(*each, operation, near) for operation, near, each in layouts if each and near not in now.changes]
-        for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0])[:CONTINUATIONS]:
+        for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0]):
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):
                 matched = now.matched.keys()

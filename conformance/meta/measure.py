@@ -12,6 +12,7 @@
 | `alignment`, `listening` | activations found by value, and what listening costs |
 | `modules`, `ranks` | models of Keras and equinox, and sharded ports |
 | `against` | copies of files of transformers with one mistake, checked against the original |
+| `drafts` | models written by hand with several mistakes, checked against transformers |
 | `fuzz` | inputs that nobody would write |
 | `mutants`, `equivalents` | lines of the columns made wrong by rote, and those that compute the same |
 """
@@ -37,6 +38,7 @@ from meta.trial import shares as counted
 
 POOLS = {
     "independent": "meta.pool.trials",
+    "drafts": "meta.against.drafts.measure",
     "exam": "meta.exam.measure",
     "exam-against": "meta.exam.against",
     "attacks": "meta.attacks.run",

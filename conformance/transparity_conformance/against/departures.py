@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Step
 from transparity_conformance.matching.layout import layouts
 from transparity_conformance.matching.values import HUGE
-
-CONTINUATIONS = 4
-"""Layouts in which the reference is continued from a value of the port, the likeliest first. A bound on time alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +68,7 @@ class Departures:
             if after is None:
                 break
             now = after
-        return (self._fewest(found, now.shares), now) if now.agrees else (found, now)
+        return (self._fewest(found, now), now) if now.agrees else (found, now)
 
     def _is_known(self, steps: Sequence[int], found: Sequence[Departure]) -> bool:
         """Return whether a line was found before, in another layer, and nothing explained it."""
@@ -87,14 +84,15 @@ class Departures:
         operation = next((index for index in port if index not in lost), port[0] if port else last)
         return Departure(operation, first.step, first.edit, first.steps, tuple(others.values()), now.matched.keys())
 
-    def _fewest(self, found: list[Departure], within: Mapping[int, float]) -> list[Departure]:
-        """Leave out edits without which the answer is the port's, too, or is with another edit of another departure."""
+    def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
+        """Leave out edits without which as much of the port is explained, perhaps with another edit of another
+        departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
-                after = self.comparer.tried(self.changes_of(tried), within)
-                if after is not None and after.agrees and not after.lost:
-                    return self._fewest(tried, within)
+                after = self.comparer.tried(self.changes_of(tried), now.shares)
+                if after is not None and after.agrees and not after.lost and now.matched.keys() <= after.matched.keys():
+                    return self._fewest(tried, after)
         return found
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
@@ -113,11 +111,13 @@ class Departures:
         """Continue from the port's value where no edit explains it: the step of the reference that is most alike makes
         that instead; no comparison if none can."""
         program = self.comparer.program
-        places = itertools.product(port or now.lost[:1], steps)
+        fronts = port or now.lost[:1]  # or what they are given, if the port leaves a step out
+        given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
+        places = itertools.product(dict.fromkeys([*fronts, *given]), steps)
         nearby = [(operation, near) for operation, number in places for near in self._run_by_its_line(number)]
         layouts = [(operation, near, self._in_layout(operation, near, now)) for operation, near in nearby]
         pairs = [(*each, operation, near) for operation, near, each in layouts if each and near not in now.changes]
-        for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0])[:CONTINUATIONS]:
+        for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0]):
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):
                 matched = now.matched.keys()

@@ -59,6 +59,8 @@ class EditSearch:
         self.comparer, self.numbers, self.clock = comparer, numbers, clock
         self.program, self.port = comparer.program, comparer.port
         self._refused: set[tuple[Any, str]] = set()
+        self._reserved = 0.0
+        """Seconds that are left to the departures after this one."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         """Leave an edit out from now on."""
@@ -71,6 +73,7 @@ class EditSearch:
         lost = Known({index: self.port.prints[index] for index in now.lost})
         context = Context(self.numbers, [print_ for index in port if (print_ := self.port.prints[index]) is not None])
         best: list[Explanation] = []
+        self._reserved = self.clock.left / 2
         with contextlib.suppress(OutOfTime):
             further, passed = 0, deque[list[int]]([[]] * LAG)
             for ring in itertools.chain(self._rings(now, port, steps), [[]] * LAG):
@@ -132,9 +135,15 @@ class EditSearch:
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
-                self.clock.check()
+                self._check()
                 if self._shows(edit, number, now, lost, made):
                     yield edit, number
+
+    def _check(self) -> None:
+        """Raise `OutOfTime` at half of the time that was left when the search at this departure began."""
+        self.clock.check()
+        if self.clock.left < self._reserved:
+            raise OutOfTime
 
     def _edits(self, number: int, makers: Sequence[Maker], context: Context) -> Iterator[Edit]:
         at = self.comparer.at(number)

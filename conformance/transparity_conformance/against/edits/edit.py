@@ -180,7 +180,8 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
     first, last = steps[0].number, steps[-1].number
     before = itertools.takewhile(lambda each: place in each.places, reversed(program.steps[:first]))
     inside = [*before, *itertools.takewhile(lambda each: place in each.places, program.steps[first:])]
-    if {each.number for each in computing(inside)} <= {each.number for each in steps}:
+    is_whole = {each.number for each in computing(inside)} <= {each.number for each in steps}
+    if is_whole and (expression.endswith(")") or len(steps) > 1):  # else an operator, of which there are operands
         return f"`{expression}`"
     names = f"`{short(steps[0])}`" if first == last else f"`{short(steps[0])}` to `{short(steps[-1])}`"
     return f"{names} in `{expression}`"

@@ -1,0 +1,1 @@
+"""Drafts of models of transformers by hand, each with several mistakes."""

@@ -1,0 +1,76 @@
+"""The pool `drafts`: models of transformers written by hand with several mistakes, which one run has to tell.
+
+A comment `# mistake: …` marks the line of each. It is told if a departure shows that line, or one that uses what the
+line makes, as `meta.against.power` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meta.against.classes import configured
+from meta.against.power import lines_of_use
+from meta.trial import Measure
+from transparity_conformance.against.check import compare_modules
+from transparity_conformance.against.small.build import build
+from transparity_conformance.running.loading import load_file
+
+CLASSES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "vit": "ViTForImageClassification",
+}
+"""The classes that the drafts are of, by their model types."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draft."""
+
+    model_type: str
+
+    def __str__(self) -> str:
+        return self.model_type
+
+    @property
+    def file(self) -> Path:
+        """Its file."""
+        return Path(__file__).with_name(f"{self.model_type.removesuffix('_text')}.py")
+
+    def run(self) -> dict[str, Any]:
+        """Check the draft against the class, with the same weights."""
+        model: Any = build(configured(self.model_type), CLASSES[self.model_type])
+        draft = load_file(self.file).Draft(model.config).eval()
+        draft.load_state_dict(model.state_dict())
+        begun = time.process_time()
+        report = compare_modules(draft, model)
+        told = {fault.source["line"] for fault in report.faults if fault.source is not None}
+        marked = marks(self.file.read_text(encoding="utf-8"))
+        return {
+            "verdict": report.verdict,
+            "told": [line for line, right in marked.items() if right & told],
+            "missed": [line for line, right in marked.items() if not right & told],
+            "causes": [cause.says for fault in report.faults for cause in fault.causes],
+            "seconds": round(time.process_time() - begun, 1),
+        }
+
+
+def marks(text: str) -> Mapping[int, set[int]]:
+    """Return the lines with a mistake, each with the lines that are right to point at."""
+    found = [number for number, line in enumerate(text.splitlines(), 1) if "# mistake: " in line]
+    return {number: {number} | lines_of_use(text, number, number) for number in found}
+
+
+def trials(options: argparse.Namespace) -> Sequence[Trial]:
+    """Return every draft."""
+    return [Trial(name) for name in CLASSES]
+
+
+MEASURES = (
+    Measure("mistakes told", lambda _, answer: (len(answer["told"]), len(answer["told"]) + len(answer["missed"])), 1.0),
+)

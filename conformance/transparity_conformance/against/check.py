@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.beside.catalogue import with_names
-from transparity_conformance.against.beside.third import compare_third
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.every import with_ways
+from transparity_conformance.against.ways.third import compare_third
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress

@@ -16,7 +16,7 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.reach.boundary import HISTORY
+from transparity_conformance.diagnosis.reach.coverage import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared

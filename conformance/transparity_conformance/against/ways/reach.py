@@ -28,7 +28,7 @@ MOST_ROWS = 13
 def longest_of(reference: Reference) -> int:
     """Return the longest text: that of the positions, of what takes about 0.2 s, or `LONGEST`."""
     positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
-    size = sum(each.numel() for each in reference.model.parameters())
+    size = sum(each.size for each in reference.weights.values())
     return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
 
 

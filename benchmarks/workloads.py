@@ -47,6 +47,8 @@ class Workload:
     model do not depend on later tokens."""
     growth: str = ""
     """The curve that this is a point of: `length` or `batch`."""
+    device: str = ""
+    """Where alone it is raced, if it would take too long elsewhere."""
     head_bias: bool = True
     """Whether the head has a bias other than zero; GPT-2's has none."""
 
@@ -177,5 +179,7 @@ def _workloads() -> Iterator[Workload]:
 
 WORKLOADS = {workload.name: workload for workload in _workloads()}
 
-DEFAULT = tuple(name for name in WORKLOADS if not name.startswith("tiny"))
-"""The workloads of a race for which none is named: all but the tiny ones, which are for trying it out."""
+
+def default(device: str) -> list[str]:
+    """The workloads of a race for which none is named: all but the tiny ones, which are for trying it out."""
+    return [name for name, each in WORKLOADS.items() if not name.startswith("tiny") and each.device in ("", device)]

@@ -14,7 +14,7 @@ from benchmarks.race.race import Conditions, Result, race, steps
 from benchmarks.race.report import as_json, missing, report_of
 from benchmarks.race.standings import standings
 from benchmarks.race.table import as_text
-from benchmarks.workloads import DEFAULT, WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS, Workload, default
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Compare our columns and their peers with the oracle, then time them in shuffled, interleaved rounds, each in a
     process of its own."""
-    workloads = [WORKLOADS[name] for name in chosen(workload, list(WORKLOADS), DEFAULT, "workload")]
+    workloads = [WORKLOADS[name] for name in chosen(workload, list(WORKLOADS), default(device), "workload")]
     names = [each.name for each in CANDIDATES]
     wanted = chosen(candidate, names, names, "candidate")
     candidates = [each for each in CANDIDATES if each.name in wanted or each.is_limit]
@@ -81,12 +81,12 @@ def in_one_line(result: Result) -> str:
     return f"{name}: {agrees}, {result.ready['warm_seconds']:.3g} s"
 
 
-def chosen(patterns: list[str] | None, names: list[str], default: list[str] | tuple[str, ...], what: str) -> list[str]:
+def chosen(patterns: list[str] | None, names: list[str], otherwise: list[str], what: str) -> list[str]:
     """The names that match any of `patterns`; raises `typer.BadParameter` for a pattern that matches none."""
     for pattern in patterns or ():
         if not fnmatch.filter(names, pattern):
             raise typer.BadParameter(f"no {what} is called {pattern!r}; there are {', '.join(names)}")
-    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns or default)]
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns or otherwise)]
 
 
 if __name__ == "__main__":

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from transparity.errors import TransparityError
+from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
-from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
-from transparity_conformance.running.loading import UsageError
 
 if TYPE_CHECKING:
     from transparity_conformance.checking.systems import System
@@ -154,6 +152,17 @@ Against = Annotated[list[str] | None, _option("--against", "REFERENCE", AGAINST_
 InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 
+SECTIONS = {
+    "loss": "Add targets to the bundle, and names for the losses of all probes.",
+    "gradients": "Add names for the gradients of the first loss to the bundle.",
+    "generation": "Add prompts to the bundle, to continue greedily, by given draws, and with different lengths.",
+    "beams": "Add prompts to the bundle that a port continues by beam search.",
+    "steps": "Add chunks to the bundle that a port with a cache decodes.",
+    "training": "Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
+}
+"""The options of the capabilities, and the help of each."""
+
+
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, `**sections`, by a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
@@ -162,9 +171,9 @@ def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, _option(f"--{name}", None, row.help)],
+            annotation=Annotated[bool, _option(f"--{name}", None, help)],
         )
-        for name, row in CAPABILITIES.items()
+        for name, help in SECTIONS.items()
     ]
     parameters = [*list(signature.parameters.values())[:-1], *flags]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

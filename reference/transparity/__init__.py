@@ -4,17 +4,23 @@ The model: `config`, `presets`, `parameters`, `taps`, `axes`.
 Its inputs: `inputs`, `sampling`, `training`, `errors`. Interfaces: `protocol`, and `checked` to implement them.
 """
 
-from transparity.config import TransformerConfig
-from transparity.errors import TransparityError
-from transparity.parameters import (
-    check_parameters,
-    initialize_parameters,
-    load_parameters,
-    parameter_shapes,
-    save_parameters,
-)
-from transparity.presets import PRESETS, departures, preset
-from transparity.taps import identity, recording, scoped, tap_shapes
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transparity.config import TransformerConfig
+    from transparity.errors import TransparityError
+    from transparity.parameters import (
+        check_parameters,
+        initialize_parameters,
+        load_parameters,
+        parameter_shapes,
+        save_parameters,
+    )
+    from transparity.presets import PRESETS, departures, preset
+    from transparity.taps import identity, recording, scoped, tap_shapes
 
 __version__ = "0.1.0"
 
@@ -34,3 +40,25 @@ __all__ = [
     "scoped",
     "tap_shapes",
 ]
+
+_HOMES = {
+    "config": ("TransformerConfig",),
+    "errors": ("TransparityError",),
+    "parameters": (
+        "check_parameters",
+        "initialize_parameters",
+        "load_parameters",
+        "parameter_shapes",
+        "save_parameters",
+    ),
+    "presets": ("PRESETS", "departures", "preset"),
+    "taps": ("identity", "recording", "scoped", "tap_shapes"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name at its first use, for a command that prints its help needs none of them."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from transparity.text import reason, safe
 from transparity.text import shown as shown  # every error quotes values with it
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class TransparityError(ValueError):
@@ -29,6 +30,10 @@ class ParameterError(TransparityError):
 
 class InputError(TransparityError):
     """Tokens do not fit the configuration."""
+
+
+class UsageError(TransparityError):
+    """Arguments of a command contradict each other, or are in the wrong place."""
 
 
 class BackendError(TransparityError):
@@ -58,6 +63,8 @@ def is_finite(value: Any) -> bool:
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
     """Return `value` as an array; raises `error` if NumPy cannot, as for rows of different lengths."""
+    import numpy as np
+
     try:
         return np.asarray(value)
     except Exception as problem:  # noqa: BLE001 - `__array__` of any object may raise anything

@@ -16,6 +16,7 @@ from tests.golden.test_hostile import REFERENCE, invoke, refused
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
+from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.report.report import Report
 
 PORTS = """
@@ -189,13 +190,19 @@ def test_an_internal_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_help_imports_nothing_that_it_does_not_need() -> None:
-    heavy = {"torch", "jax", "flax", "hypothesis", "pytest", "ml_dtypes", "transparity_conformance.diagnosis.judge"}
+    heavy = {"numpy", "torch", "jax", "hypothesis", "pytest", "transparity_conformance.capabilities.table"}
     script = (
         "import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', '--help']\n"
         f"try:\n    main()\nexcept SystemExit:\n    print('loaded', *({heavy!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_every_capability_has_an_option() -> None:
+    from transparity_conformance.cli import SECTIONS
+
+    assert list(SECTIONS) == list(CAPABILITIES)
 
 
 def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:

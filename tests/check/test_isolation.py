@@ -16,9 +16,10 @@ import pytest
 from tests.golden.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
+from transparity.errors import UsageError
 from transparity_conformance import check, cli
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, has_method
-from transparity_conformance.running.loading import UsageError, load_port
+from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 

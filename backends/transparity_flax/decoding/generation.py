@@ -67,6 +67,13 @@ class Written(NamedTuple):
     ended: Bool[Array, " batch"]
 
 
+def begun(
+    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
+) -> Written:
+    """Room for `more` tokens behind the prompt; no row has ended."""
+    return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
+
+
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def append_token(
     config: TransformerConfig,
@@ -104,16 +111,13 @@ def generate(
         uniforms: Numbers in [0, 1), one per new token; None: greedy.
         sampling: Temperature, top-k and top-p.
     """
-    config, sampling = split[0], sampling or Sampling()
-    written = Written(*allocate(config, prompt, lengths, max_new_tokens), jnp.zeros(len(prompt), bool))
-    longest, last = prompt.shape[1], prompt.shape[1] + max_new_tokens
-    if last > longest and (cache := cache_for(split, written.tokens, longest, source)) is not None:
-        logits = next_logits(split, written.tokens, written.lengths, cache, source, new=longest)
-        written = append_token(config, logits, written, None if uniforms is None else uniforms[:, 0], sampling)
-        longest += 1
-        steps = min(last, config.max_length + 1) - longest
-        written, done = _continued(*split, written, cache, steps, uniforms, sampling)
-        longest += int(done)
+    config, sampling, longest = split[0], sampling or Sampling(), prompt.shape[1]
+    last = longest + max_new_tokens
+    if max_new_tokens and config.prefixes_agree and longest <= config.max_length:
+        written, added = _with_cache(*split, prompt, lengths, source, uniforms, max_new_tokens, sampling)
+        longest += int(added)
+    else:
+        written = begun(config, prompt, lengths, max_new_tokens)
     while longest < last and not (config.eos_id is not None and written.ended.all()):
         logits = next_logits(split, written.tokens, written.lengths, None, source, new=longest)
         drawn = None if uniforms is None else uniforms[:, longest - prompt.shape[1]]
@@ -122,32 +126,42 @@ def generate(
 
 
 Carried = tuple[Written, Cache, Int[Array, ""]]
-"""What a step of the loop below takes and gives: the tokens, the cache, and the number of steps done."""
+"""What a step of the loop below takes and gives: the tokens, the cache, and the number of tokens added."""
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 7))
-def _continued(
+@functools.partial(jax.jit, static_argnums=(0, 1, 7, 8))
+def _with_cache(
     config: TransformerConfig,
     structure: ModelStructure,
     weights: Weights,
-    written: Written,
-    cache: Cache,
-    steps: Int[Array, ""],
+    prompt: Int[Array, "batch length"],
+    lengths: Int[Array, " batch"] | None,
+    source: Int[Array, "batch keys"] | None,
     uniforms: Float[Array, "batch new_tokens"] | None,
+    max_new_tokens: int,
     sampling: Sampling,
 ) -> tuple[Written, Int[Array, ""]]:
-    """Take up to `steps` more steps with the cache, all in one program: a call for each token would cost more than the
-    token does on a GPU. Returns the tokens, and how many steps it took until all rows had ended."""
+    """Add tokens while the cache has room for them, all in one program: a call for each token, or for the prompt alone,
+    would cost more than the token does on a GPU. Returns the tokens, and how many were added until all rows had ended.
+    """
+    split, length = (config, structure, weights), prompt.shape[1]
+    most = min(max_new_tokens, config.max_length + 1 - length)
+
+    def add(written: Written, cache: Cache, new: int, added: Int[Array, ""] | int) -> Written:
+        logits = next_logits(split, written.tokens, written.lengths, cache, None, new)
+        return append_token(config, logits, written, None if uniforms is None else uniforms[:, added], sampling)
 
     def goes_on(carried: Carried) -> Bool[Array, ""]:
-        written, _, done = carried
-        return done < steps if config.eos_id is None else (done < steps) & ~written.ended.all()
+        written, _, added = carried
+        return added < most if config.eos_id is None else (added < most) & ~written.ended.all()
 
     def go_on(carried: Carried) -> Carried:
-        written, cache, done = carried
-        logits = next_logits((config, structure, weights), written.tokens, written.lengths, cache, None, new=1)
-        drawn = None if uniforms is None else uniforms[:, done + 1]
-        return append_token(config, logits, written, drawn, sampling), cache, done + 1
+        written, cache, added = carried
+        return add(written, cache, 1, added), cache, added + 1
 
-    written, _, done = jax.lax.while_loop(goes_on, go_on, (written, cache, jnp.zeros((), int)))
-    return written, done
+    written = begun(config, prompt, lengths, max_new_tokens)
+    cache = cache_for(split, written.tokens, length, source)
+    assert cache is not None
+    first = add(written, cache, length, 0)
+    written, _, added = jax.lax.while_loop(goes_on, go_on, (first, cache, jnp.ones((), int)))
+    return written, added

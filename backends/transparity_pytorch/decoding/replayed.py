@@ -139,6 +139,7 @@ def _recording(
         begun[0].add_next()
 
     try:
+        start()
         replay = graphs.recorded(start)
     except torch.cuda.OutOfMemoryError:
         return otherwise

@@ -15,10 +15,13 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
 
     Args:
         change: A function that changes tensors on the GPU in place, whose shapes do not depend on what they hold. It
-            has run once, so that all libraries have made what they make at a first call; recording does not run it.
+            has run once with these tensors, so that libraries have made what they make at a first call, and a compiler
+            does not compile again for others; recording does not run it.
+
+    Other threads, such as those of JAX, may use the GPU meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         change()
     return graph.replay
 
@@ -60,6 +63,7 @@ def _recording(run: Run, model: Any, inputs: Mapping[str, Any]) -> Run:
     def write() -> None:
         results["run"] = run(model, held, None)
 
+    write()
     replay = recorded(write)
 
     def again(model: Any, inputs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:

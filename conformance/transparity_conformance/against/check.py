@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import TransparityError, UsageError, shown
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
@@ -30,7 +30,7 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
-from transparity_conformance.running.loading import UsageError, load_port
+from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
 
 TRANSFORMERS = "transformers"

@@ -181,8 +181,6 @@ class Capability:
     attribute: str
     """The attribute of a port that offers it."""
     signature: str
-    help: str
-    """The help of the option."""
     purpose: str
     """The description in the manifest of a bundle."""
     ways: tuple[Way, ...]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from transparity.config import TransformerConfig
+from transparity.errors import UsageError
 from transparity.presets import preset as preset_called
 from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
@@ -25,7 +26,6 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
-from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.child import TIMEOUT
 from transparity_conformance.running.process.isolation import isolated_build, spec_of
 from transparity_conformance.running.process.ranks import ranks_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from transparity.errors import TransparityError
+from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
@@ -31,7 +31,7 @@ from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
-from transparity_conformance.running.loading import Limits, UsageError, require, runtime_of
+from transparity_conformance.running.loading import Limits, require, runtime_of
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.isolation import isolated_build
 

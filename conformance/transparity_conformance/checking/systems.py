@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transparity.config import TransformerConfig
-from transparity.errors import shown
+from transparity.errors import UsageError, shown
 from transparity.limits.files import is_file, is_folder
 from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
@@ -28,7 +28,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.report.formatting import count
-from transparity_conformance.running.loading import HUB, Limits, UsageError, runtime_of
+from transparity_conformance.running.loading import HUB, Limits, runtime_of
 
 
 @dataclass(frozen=True, eq=False)

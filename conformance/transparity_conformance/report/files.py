@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transparity.errors import TransparityError
 from transparity.limits.files import is_folder
-from transparity_conformance.report.report import Report
 from transparity_conformance.report.text import reason
+
+if TYPE_CHECKING:
+    from transparity_conformance.report.report import Report
 
 STANDARD_OUTPUT = Path("-")
 """The path that stands for standard output."""

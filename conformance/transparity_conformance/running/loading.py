@@ -18,16 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import shown
 from transparity.limits.files import file_size, is_file, is_folder
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import VALUE, safe
-
-
-class UsageError(TransparityError):
-    """Arguments of a command contradict each other, or are in the wrong place."""
 
 
 class LoadError(PortError):

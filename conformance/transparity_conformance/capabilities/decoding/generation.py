@@ -218,7 +218,6 @@ GENERATION = Capability(
     name="generation",
     attribute="generate",
     signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
-    help="Add prompts to the bundle that a port continues greedily, by given draws, and with different lengths.",
     purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one; a request "
     "has parameters of its own in place of some of the model's, and its own end token",
     ways=(
@@ -262,7 +261,6 @@ BEAMS = dataclasses.replace(
     name="beams",
     attribute="beam_search",
     signature="beam_search(prompt, max_new_tokens, beams, source=…), and length_penalty=… → tokens and scores (batch,)",
-    help="Add prompts to the bundle that a port continues by beam search.",
     purpose="tokens as in generation, and the score (batch,) of each row: the sum of log softmax(logits) at its new "
     "tokens up to the end token, divided by ((5 + their number) / 6)^length_penalty",
     ways=(

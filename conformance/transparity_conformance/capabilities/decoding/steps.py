@@ -193,7 +193,6 @@ STEPS = Capability(
     name="steps",
     attribute="step",
     signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache; it is None at first",
-    help="Add chunks to the bundle that a port with a cache decodes.",
     purpose="the logits of the first probe, decoded with a cache in chunks of these sizes from the first token on",
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,

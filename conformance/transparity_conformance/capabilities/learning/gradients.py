@@ -285,7 +285,6 @@ GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
-    help="Add names for the gradients of the first loss to the bundle.",
     purpose="the gradients are those of the first probe's loss by every parameter",
     ways=(Way("gradients", _requests, here=_requests_here),),
     ask=_ask,

@@ -165,7 +165,6 @@ LOSS = Capability(
     name="loss",
     attribute="loss",
     signature="loss(targets, **tokens) → number",
-    help="Add targets to the bundle, and names for the losses of all probes.",
     purpose="the loss is the mean of -log softmax(logits)[target] over all targets that are not pad_id",
     ways=(Way("loss", dict, LOSS_FAULTS, is_comparable=has_a_loss),),
     ask=_ask,

@@ -241,7 +241,6 @@ TRAINING = Capability(
     name="training",
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
-    help="Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
     ways=(Way("train", _requests, OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from transparity.errors import shown
+from transparity.errors import UsageError, shown
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.text import reason
-from transparity_conformance.running.loading import LoadError, UsageError
+from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0

@@ -29,6 +29,7 @@ from docs.site.pages import (
     written_pages,
 )
 from docs.site.reference import pages as reference
+from docs.site.side_by_side import home
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
 from docs.site.side_by_side.probe import agreements, watched
 
@@ -55,13 +56,19 @@ def write_pages(into: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name; their parts are made side by side."""
-    parts: list[Callable[[], dict[str, str]]] = [_causes, _gallery, _columns, _normal, notebooks.notebooks]
+    parts: list[Callable[[], dict[str, str]]] = [_home, _causes, _gallery, _columns, _normal, notebooks.notebooks]
     parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
         for pages in [processes.submit(part) for part in parts]:
             found |= pages.result()
     return found
+
+
+def _home() -> dict[str, str]:
+    """Return the home page with a port and another implementation of the same model side by side."""
+    text = site_text("README.md", written_pages())
+    return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}", 1)}
 
 
 def _columns() -> dict[str, str]:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, UsageError, shown
-from transparity_conformance.against.beside.catalogue import with_names
-from transparity_conformance.against.beside.third import compare_third
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.every import with_ways
+from transparity_conformance.against.ways.third import compare_third
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -135,7 +135,18 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
+        _configure(model, folder)
         yield Reference(_title(asked, model), model, asked.dtype), folder
+
+
+def _configure(model: Any, folder: Path | None) -> None:
+    """Give a model without a configuration of transformers that of its folder, by which inputs are drawn."""
+    if folder is None or hasattr(getattr(model, "config", None), "to_dict"):
+        return
+    from transparity_conformance.against.small.build import read_config
+
+    model.config = read_config(folder)
+    model.main_input_name = getattr(model, "main_input_name", "input_ids")
 
 
 def _title(asked: Request, model: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from transparity.errors import TransparityError, shown
 from transparity_conformance.against.reference import Inputs
 from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
@@ -57,7 +58,13 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     """Return inputs of a model of transformers with a mask that hides nothing."""
     from transparity_conformance.against.small.inputs import example_inputs
 
-    inputs = example_inputs(model, length, batch, seed)
+    try:
+        inputs = example_inputs(model, length, batch, seed)
+    except Exception as error:
+        raise TransparityError(
+            f"No inputs of length {length} can be drawn for {type(model).__qualname__}: {describe_error(error)}; give "
+            "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
+        ) from error
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 
 

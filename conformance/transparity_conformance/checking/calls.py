@@ -16,7 +16,7 @@ import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.reach.boundary import Call
+from transparity_conformance.diagnosis.reach.coverage import Call
 from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.comparison import share

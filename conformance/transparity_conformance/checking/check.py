@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from transparity.config import TransformerConfig
+from transparity.errors import UsageError
 from transparity.presets import preset as preset_called
 from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
@@ -25,7 +26,6 @@ from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.hub import loaded_here
-from transparity_conformance.running.loading import UsageError
 from transparity_conformance.running.process.child import TIMEOUT
 from transparity_conformance.running.process.isolation import isolated_build, spec_of
 from transparity_conformance.running.process.ranks import ranks_of
@@ -34,12 +34,23 @@ from transparity_conformance.running.process.running import Port
 __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"]
 
 
+class Against(TypedDict, total=False):
+    """The options of a check against another implementation."""
+
+    against: Any
+    """A module, a loader, or a name as on the command line; a list of two for a third implementation."""
+    checkpoint: Any
+    """A folder with weights, which both load; or `config`: a config.json of transformers."""
+    inputs: Any
+    """A list of dicts of arrays by the names of the arguments, or a Python file with one."""
+
+
 def check(
     build: Port,
     preset: str | None = None,
     *,
     family: str | None = None,
-    config: TransformerConfig | None = None,
+    config: Any = None,
     parameters: Arrays | None = None,
     dtype: str = "float32",
     logits_only: bool = False,
@@ -52,48 +63,62 @@ def check(
     located: Located = ignore_report,
     ranks: int = 1,
     lengths: Sequence[int] = (),
-    against: Any = None,
-    checkpoint: Any = None,
-    inputs: Any = None,
+    **other: Unpack[Against],
 ) -> Report:
-    """Check a port against the reference, or against another implementation.
+    """Check a port against the reference, or `against` another implementation.
 
     Args:
         build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`.
-        preset: a preset, which is checked at its probe size; or the name of a `config` in the report.
-        family: a family of models (`llama` …), whose folders the port reads; its small model without a `config`.
+        preset, family: a preset at its probe size, or a name for the report; a family, whose folders the port reads.
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.
-        isolated, ranks: run the port, which another process can import, in a process of its own, or in so many.
-        timeout, budget: seconds that an isolated port has for one answer; those for the search for causes.
-        name, lengths: the port's name in the report; prompts of so many tokens are compared, too, at every position.
+        isolated, ranks, timeout: run the port in a process of its own, or several; seconds that it has for an answer.
+        budget, name, lengths: seconds of the search for causes; the port's name; prompts of so many tokens to compare.
         audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
         progress, located: receive every step; and a report once it is known where the port diverges, or known better.
-        against: another implementation as the reference, which is a module or named as on the command line; the port
-            may be one, too. Then `config` and `checkpoint` are a config.json and a folder of transformers, and
-            `inputs` is a list of dicts of arrays by the names of the arguments, or a Python file with such a list.
 
     Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
-    if against is not None or inputs is not None or checkpoint is not None:
-        alone = preset, family, parameters, audit, *lengths, logits_only or None, None if ranks == 1 else ranks
-        port = spec_of(build) if isolated and not isinstance(build, str) else build
-        asked = Request(port, against, config, checkpoint, inputs, dtype, timeout, budget, name or name_of(build))
-        return _check_against(asked, alone, progress)
-    preset, config = _system(preset, family, config, parameters, ranks)
-    name, many = name or name_of(build), max(ranks, ranks_of(build))
-    arguments = Arguments(preset, config, parameters, dtype, logits_only, budget, name, many, tuple(lengths), audit)
+    if other:
+        return _check_against(dict(locals()))
+    its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
+    arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit)
     with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
-def _check_against(asked: Request, others: Sequence[Any], progress: Progress | None) -> Report:
-    if asked.against is None or any(each is not None for each in others):
+def _names(build: Port, name: str | None, ranks: int) -> tuple[str, int]:
+    """The name of a port in its report, and its ranks."""
+    return name or name_of(build), max(ranks, ranks_of(build))
+
+
+ALONE: Mapping[str, Any] = {
+    "preset": None,
+    "family": None,
+    "parameters": None,
+    "logits_only": False,
+    "audit": None,
+    "ranks": 1,
+    "lengths": (),
+}
+"""Options that do not go with `against`, and their defaults."""
+
+
+def _check_against(given: Mapping[str, Any]) -> Report:
+    """Check a port against another implementation, with the arguments of `check`."""
+    port, other = given["build"], given["other"]
+    if unknown := sorted(other.keys() - Against.__annotations__.keys()):
+        raise TypeError(f"check() got an unexpected keyword argument {unknown[0]!r}")
+    if other.get("against") is None or any(given[name] != default for name, default in ALONE.items()):
         raise UsageError(
             "check(port, against=…) takes config, checkpoint, inputs, dtype, timeout, budget, isolated, name and "
             "progress; leave out the other options, or give against."
         )
-    return check_against(asked, progress or ignore_progress)
+    name = given["name"] or name_of(port)
+    if given["isolated"] and not isinstance(port, str):
+        port = spec_of(port)
+    shared = {key: given[key] for key in ("config", "dtype", "timeout", "budget")}
+    return check_against(Request(port, name=name, **shared, **other), given["progress"] or ignore_progress)
 
 
 def _report(evidence: Evidence) -> Report:

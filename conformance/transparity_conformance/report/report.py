@@ -14,9 +14,8 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.environment import environment
 from transparity_conformance.report.impact import Impact
-from transparity_conformance.report.ranks import RanksComparison
+from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
-from transparity_conformance.report.third import ThirdComparison
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 
 from transparity_conformance.against.probes import length_of
 from transparity_conformance.against.reference import Inputs
-from transparity_conformance.against.ways.generation import compare_generation
 from transparity_conformance.against.ways.gradients import compare_gradients
-from transparity_conformance.against.ways.loss import compare_losses
-from transparity_conformance.against.ways.reach import compare_sizes
-from transparity_conformance.against.ways.repeats import compare_repeats
+from transparity_conformance.against.ways.outputs import compare_generation, compare_losses
+from transparity_conformance.against.ways.reach import compare_repeats, compare_sizes
 from transparity_conformance.against.ways.steps import compare_steps
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.report.capability_result import not_compared, with_capabilities

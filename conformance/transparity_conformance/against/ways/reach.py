@@ -1,4 +1,4 @@
-"""Other lengths and batches: forward passes that cross every number of the reference's configuration."""
+"""Other forward passes: lengths and batches that cross every number of the configuration, and repeated calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity_conformance.against.probes import draw, is_text, length_of, tak
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, as_result
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.diagnosis.reach.boundary import Call, bisect, boundary
+from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
@@ -28,7 +28,7 @@ MOST_ROWS = 13
 def longest_of(reference: Reference) -> int:
     """Return the longest text: that of the positions, of what takes about 0.2 s, or `LONGEST`."""
     positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
-    size = sum(each.numel() for each in reference.model.parameters())
+    size = sum(each.size for each in reference.weights.values())
     return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
 
 
@@ -85,3 +85,18 @@ def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityRe
     if left_out:
         found += not_compared(f"lengths {', '.join(map(str, left_out))}: both take too long for all of them")
     return found
+
+
+REPEATS = Way("repeats", "", (), "")
+
+TIMES = 3
+
+
+def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Call the first inputs several times, then others, and then the first again."""
+    (first, inputs), *others = probes.items()
+    calls = {f"{first}, called again ({number})": inputs for number in range(1, TIMES + 1)}
+    if others:
+        name, other = others[0]
+        calls |= {f"{name}, after {first}": other, f"{first}, after {name}": inputs}
+    return as_result(REPEATS, sides.compared(calls))

@@ -16,12 +16,13 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.reach.boundary import HISTORY
+from transparity_conformance.diagnosis.reach.coverage import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.report import Cause, ClaimResult
+from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
 from transparity_conformance.running.ways import WAYS
 from transparity_conformance.running.ways import offers as model_offers
@@ -140,8 +141,9 @@ def compare_way(
 
 def why_not(method: str, sides: Sides) -> str:
     """Return the reason why a way is not compared; empty if both offer it."""
+    model = sides.reference.model
     offered = {
-        "reference": model_offers(sides.reference.model, method),
+        "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
         "port": offers(sides.forward, method),
     }
     missing = [side for side, is_offered in offered.items() if not is_offered]

@@ -16,8 +16,14 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.probe_result import error_profile
-from transparity_conformance.diagnosis.reach.boundary import HISTORY, SECONDS_OF_A_PORT, bisect, boundary
-from transparity_conformance.diagnosis.reach.coverage import coverage_of, covered
+from transparity_conformance.diagnosis.reach.coverage import (
+    HISTORY,
+    SECONDS_OF_A_PORT,
+    bisect,
+    boundary,
+    coverage_of,
+    covered,
+)
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
 from transparity_conformance.oracle.probes import Probe

@@ -10,7 +10,7 @@ from transparity_conformance.against.probes import taken
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.report.comparison import difference
-from transparity_conformance.report.third import ThirdComparison
+from transparity_conformance.report.ranks import ThirdComparison
 
 
 def compare_third(

@@ -1,0 +1,61 @@
+"""The home page's answer: a port beside the implementation that it departs from, as the checker finds it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docs.site.kept import kept
+from docs.site.pages import ROOT
+
+from transparity_conformance import check
+from transparity_conformance.report.check.findings import sentence
+
+PAGE = ROOT / "docs/against.md"
+"""The page whose example of an author's file is run."""
+
+BEFORE = "## Read the columns"
+"""The heading of README.md that the answer comes before."""
+
+AROUND = 3
+"""Lines that are shown before and after each."""
+
+
+def files() -> dict[str, str]:
+    """Return the files of the page by name."""
+    found = re.findall(r"(?ms)^```python\n(# (\w+\.py)\n.*?)^```$", PAGE.read_text(encoding="utf-8"))
+    return {name: text for text, name in found}
+
+
+def answer() -> str:
+    """Return the section as Markdown, kept until the page or the checker changes."""
+
+    def make() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files().items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            report = check(f"{folder}/mine.py:Port", against=f"{folder}/theirs.py:Theirs", inputs=f"{folder}/inputs.py")
+        fault = report.faults[0]
+        return json.dumps({"says": sentence(report), "yours": fault.source, "theirs": fault.reference_source})
+
+    return section(json.loads(kept("home", [PAGE.read_bytes(), Path(__file__).read_bytes()], make)))
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """Return both lines side by side, with what the checker says of them."""
+    both = "\n".join(f"<div markdown>\n{_lines(found[side])}\n</div>" for side in ("yours", "theirs"))
+    title = "## Two implementations, side by side"
+    link = "[Check a port of any model against another implementation of it](against.md)"
+    return f'{title}\n\n> {found["says"]}\n\n<div class="both" markdown>\n{both}\n</div>\n\n{link}.\n'
+
+
+def _lines(source: Mapping[str, Any]) -> str:
+    name, line = Path(source["file"]).name, int(source["line"])
+    lines = files()[name].splitlines()
+    begin = max(0, line - 1 - AROUND)
+    code = "\n".join(lines[begin : line + AROUND])
+    return f'```python title="{name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'

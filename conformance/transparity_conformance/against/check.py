@@ -17,6 +17,7 @@ from transparity.errors import TransparityError, shown
 from transparity_conformance.against.compare import compared
 from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
@@ -69,8 +70,8 @@ def compare_modules(
     name: str = "port",
     progress: Progress | None = None,
 ) -> Report:
-    """Check a module or a function in this process against a PyTorch module, which has the same weights."""
-    reference = Reference(type(against).__qualname__, against, dtype)
+    """Check a module or a function in this process against another one, which has the same weights."""
+    reference = reference_of(getattr(against, "__qualname__", type(against).__qualname__), against, dtype)
     probes = probes_of(against) if inputs is None else named_inputs(inputs, "the call")
     forward = call_port(called_by_its_names, port)
     return _report(reference, forward, probes, name, budget, progress or ignore_progress)
@@ -90,7 +91,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _from_file(asked.against, folder)
-        yield Reference(_title(asked, model), model, asked.dtype), folder
+        yield reference_of(_title(asked, model), model, asked.dtype), folder
 
 
 def _title(asked: Request, model: Any) -> str:
@@ -146,15 +147,12 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
 
 
 def _from_file(spec: str, folder: Path | None) -> Any:
-    """The module that `file.py:load` or `file.py:Model` makes."""
+    """The model that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     make = load_port(spec)
     torch.manual_seed(0)
-    model = call_port(make, *_given_to(make, spec, folder))
-    if not isinstance(model, torch.nn.Module):
-        raise TransparityError(f"{spec} made {shown(model)}; expected a PyTorch module as the reference.")
-    return model.float()
+    return call_port(make, *_given_to(make, spec, folder))
 
 
 def _report(

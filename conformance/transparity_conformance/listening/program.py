@@ -31,6 +31,9 @@ _SOURCES = Sources()
 Values = dict[int, Any]
 """Tensors by the index of their value."""
 
+Place = tuple[CodeType, int]
+"""A place in code: the code, and the index of the instruction."""
+
 Change = Callable[[Values], Any]
 """What a step makes instead, from the values before it."""
 
@@ -59,7 +62,7 @@ class Step:
     """The value that it writes into; -1 if there is none."""
     site: Hashable
     """The place in the code: equal for two layers, and for two calls."""
-    places: tuple[tuple[CodeType, int], ...]
+    places: tuple[Place, ...]
     """The places in code that ran it, frameworks aside, the innermost first."""
     module: str
     """The path of the module whose `forward` ran it."""
@@ -215,17 +218,9 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
         inputs: tensors by the names of the arguments.
         answer_of: takes what the call returned; returns the tensor to compare.
     """
-    import torch
-
-    program = Program()
-    recorder = _Recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
-    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), dispatched(recorder.run):
-        returned = run(lambda: model(**inputs))
-        program.answer = recorder.index_of(answer_of(returned))
-    learned = {name for name, _ in model.named_parameters()}
-    program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
-    program.values |= program.given
-    return program
+    recorder = Recorder(_names_of(model, inputs), _module_names(model), _files_of(model))
+    with modules_noted(recorder):
+        return recorder.recorded(lambda: answer_of(model(**inputs)), {name for name, _ in model.named_parameters()})
 
 
 @contextlib.contextmanager
@@ -279,7 +274,8 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    result = func(*args, **kwargs)
+    with float64_defaults() if precision is None else contextlib.nullcontext():  # a quotient of whole numbers has it
+        result = func(*args, **kwargs)
     if str(func).startswith(UNINITIALISED) and result.is_floating_point():
         result.fill_(math.nan)  # what is read before it is written is told by it
     return result
@@ -306,19 +302,42 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
     return _mapped(tuple(args), converted), _mapped(dict(kwargs), converted)
 
 
-class _Recorder:
-    """Adds each operation to the program."""
+class Recorder:
+    """Adds each operation to a program.
+
+    Args:
+        names: the names of tensors, by their identity.
+        module_names: the paths of modules, by their identity.
+        files: the files whose lines are the model's own; any for none.
+        frames: yields the places in code that run an operation, the innermost first; None for those on the stack.
+    """
 
     def __init__(
-        self, program: Program, names: Mapping[int, str], module_names: Mapping[int, str], files: Collection[str]
+        self,
+        names: Mapping[int, str],
+        module_names: Mapping[int, str] | None = None,
+        files: Collection[str] = (),
+        frames: Callable[[], Iterator[Place]] | None = None,
     ) -> None:
-        self.program, self.names, self.module_names, self.files = program, names, module_names, files
+        self.program, self.names, self.module_names, self.files = Program(), names, module_names or {}, files
+        self.frames = frames or _frames
         self.indices: dict[int, int] = {}
         self.kept: list[Any] = []
         self.sharing: dict[int, list[Any]] = {}
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.count = 0
+
+    def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
+        """Record a call that returns the tensor to compare; `learned` are the names of parameters."""
+        import torch
+
+        program = self.program
+        with torch.no_grad(), float64_defaults(), decomposed(), dispatched(self.run):
+            program.answer = self.index_of(run(call))
+        program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
+        program.values |= program.given
+        return program
 
     def index_of(self, tensor: Any) -> int:
         """Return the index of a tensor, which is given if no step made it."""
@@ -372,21 +391,24 @@ class _Recorder:
         self.program.values[index] = tensor.detach().clone() if tensor.numel() else tensor
         return index
 
-    def _place(self, func: Any) -> tuple[Hashable, tuple[tuple[CodeType, int], ...]]:
+    def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """The site of the operation, and the places of its lines; two in one expression differ by their order."""
-        places = []
-        frame = sys._getframe(3)
-        while frame is not None and frame.f_code is not run.__code__:
-            places.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back  # type: ignore[assignment]
-        key = tuple(places)
+        key = tuple(self.frames())
         if self.last[0] != key:
             self.last = (key, {})
         order = self.last[1].get(func, 0)
         self.last[1][func] = order + 1
-        lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
+        lines = [place for place in key if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
         own = [place for place in lines if place[0].co_filename in self.files]
         return (key, str(func), order), tuple(own or lines)
+
+
+def _frames() -> Iterator[Place]:
+    """The places in code on the stack, within `run`."""
+    frame: Any = sys._getframe(4)
+    while frame is not None and frame.f_code is not run.__code__:
+        yield frame.f_code, frame.f_lasti
+        frame = frame.f_back
 
 
 def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:

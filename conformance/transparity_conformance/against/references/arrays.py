@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._numpy as emulated
+from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity_conformance.against.references.held import Walk
 from transparity_conformance.listening.program import Program, Recorder
@@ -47,7 +48,10 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
     walk = Walk(wrapped)
     try:
         with _in_place_of_numpy([each.__globals__ for each in functions], recorder):
-            whole, learned = walk(call), set(names.values())
+            whole = walk(call)
+            for function in functions:  # what they name at the top of their files
+                walk(function)
+            learned = set(names.values())
             given = {name: wrapped(name, np.asarray(value)) for name, value in inputs.items()}
             return recorder.recorded(lambda: emulated.asarray(answer_of(whole(**given))).tensor, learned)
     finally:
@@ -138,7 +142,8 @@ def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> An
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)
-    made = recorder.run(_Foreign(function), tensors, named)
+    with _disable_current_modes():  # the operation is recorded, not what it does with tensors
+        made = recorder.run(_Foreign(function), tensors, named)
     return emulated.ndarray(made)
 
 

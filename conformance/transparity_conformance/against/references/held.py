@@ -60,6 +60,7 @@ class Walk:
         elif hasattr(node, "__dict__") and (type(node).__module__ or "").partition(".")[0] not in ("numpy", "jaxlib"):
             for name, value in list(vars(node).items()):
                 self._replace(value, _join(path, name), functools.partial(object.__setattr__, node, name))
+            self(getattr(type(node), "__call__", None), path)  # noqa: B004 - the function itself
         return node
 
     def _container(self, node: Any, path: str) -> Any:

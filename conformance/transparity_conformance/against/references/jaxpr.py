@@ -6,7 +6,7 @@ JAX traces the function with `jit` off, so that loops are unrolled and every equ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax._src.core import eval_jaxpr
 from jax.extend import core
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -63,7 +64,10 @@ class _Evaluation:
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
         for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
             equations = list(group)
-            if place is None or not self._as_one(equations, place, values):
+            others = {id(each) for each in equations}
+            read = {each for other in jaxpr.eqns if id(other) not in others for each in _variables(other.invars)}
+            read.update(_variables(jaxpr.outvars))
+            if place is None or not self._as_one(equations, place, values, read):
                 for each in equations:
                     self.places = _places(each)
                     self._equation(each, values)
@@ -77,13 +81,12 @@ class _Evaluation:
                 return code, places[depth + 1 :]
         return None, None
 
-    def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any]) -> bool:
+    def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
         """Run a function of `jax.nn` as one operation, if there is one that gives the same numbers."""
         made = {each for equation in equations for each in equation.outvars}
-        outside = [each for equation in equations for each in equation.invars if isinstance(each, core.Var)]
-        outside = [each for each in dict.fromkeys(outside) if each not in made]
-        last = equations[-1].outvars
-        if len(outside) != 1 or len(last) != 1:
+        given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
+        outside, last = [each for each in given if each not in made], equations[-1].outvars
+        if len(outside) != 1 or len(last) != 1 or not made.isdisjoint({*read} - {*last}):
             return False
         with _disable_current_modes():
             parts = dict(values)
@@ -96,7 +99,6 @@ class _Evaluation:
         if function is None:
             return False
         self.places = _places(equations[0])
-        values |= parts  # which others may read as well
         values[last[0]] = function(x)
         return True
 
@@ -126,7 +128,8 @@ class _Evaluation:
         except (KeyError, NotImplementedError):
             foreign = _Foreign(equation)
             given = list(map(tensor, given))
-            return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
+            with _disable_current_modes():  # the operation is recorded, not what it does with tensors
+                return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _scan(self, given: Sequence[Any], **params: Any) -> list[Any]:
         consts, carried, inner = params["num_consts"], params["num_carry"], params["jaxpr"]
@@ -169,8 +172,8 @@ class _Foreign:
     def __call__(self, *given: Any) -> Any:
         floats = [each.dtype for each in given if each.is_floating_point()]
         precision = floats[0] if floats else torch.float64
-        params = {name: _in(value, precision) for name, value in self.params.items()}
         with jax.enable_x64(True):
+            params = {name: _in(value, precision) for name, value in self.params.items()}
             arrays = [_to_jax(each, dtype, precision) for each, dtype in zip(given, self.dtypes, strict=True)]
             made = self.primitive.bind(*arrays, **params)
             many = made if self.primitive.multiple_results else [made]
@@ -179,9 +182,19 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """A parameter of a primitive; a dtype of floats is the precision."""
-    is_floating = isinstance(value, np.dtype) and value.kind == "f"
-    return np.dtype(jnp.dtype(str(precision).removeprefix("torch."))) if is_floating else value
+    """A parameter of a primitive, in which a dtype of floats is the precision."""
+    dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
+    if isinstance(value, np.dtype) and value.kind == "f":
+        return dtype
+    if isinstance(value, core.Jaxpr):  # as the sum that a scatter makes
+        avals = [each.aval for each in value.invars]
+        given = [jax.ShapeDtypeStruct(each.shape, dtype if each.dtype.kind == "f" else each.dtype) for each in avals]
+        return jax.make_jaxpr(lambda *args: eval_jaxpr(value, (), *args))(*given).jaxpr
+    return value
+
+
+def _variables(items: Sequence[Any]) -> Iterator[Any]:
+    return (each for each in items if isinstance(each, core.Var))
 
 
 def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:

@@ -49,7 +49,7 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model, dtype
-        self.framework = framework_of(model)
+        self.framework = _framework_of(model)
         if self.framework not in RECORDERS:
             raise TransparityError(f"{name} uses {self.framework}; expected PyTorch, JAX or NumPy.")
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
@@ -104,6 +104,14 @@ class TracedReference(Reference):
     @functools.cached_property
     def numbers(self) -> list[float]:
         return []
+
+
+def _framework_of(model: Any) -> str:
+    """The framework of a model: that of the arrays which it holds, or of the names in its file."""
+    held = [array for _, array in arrays_of(model)]
+    kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
+    found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
+    return next(found, None) or call_port(framework_of, model)
 
 
 def _with_settings(model: Any) -> Callable[..., Any]:

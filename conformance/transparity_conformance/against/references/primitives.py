@@ -45,6 +45,7 @@ def _cast(x: Any, *, new_dtype: Any, **_: Any) -> Any:
 
 
 def _select(which: Any, *cases: Any) -> Any:
+    which = tensor(which)
     if which.dtype == torch.bool:
         return torch.where(which, tensor(cases[1]), tensor(cases[0]))
     return functools.reduce(
@@ -235,6 +236,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
+    "stack": lambda *given, axis, **_: torch.stack(given, axis),
     "pad": _pad,
     "split": _split,
     "gather": _gather,

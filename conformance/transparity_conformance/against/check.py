@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import tempfile
@@ -18,6 +19,7 @@ from transparity_conformance.against.compare import compared
 from transparity_conformance.against.probes import named_inputs, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
+from transparity_conformance.against.references.weights import fill
 from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
@@ -57,7 +59,17 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         given = _given_to(build, asked.port, folder)
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
         forward = build.model(given[0]) if given else build.model(None, reference.weights)
-        return _report(reference, forward, probes, asked.port, asked.budget, progress)
+        notes = [] if forward.is_filled else _filled(reference, forward, probes, progress)
+        report = _report(reference, forward, probes, asked.port, asked.budget, progress)
+        return dataclasses.replace(report, notes=(*notes, *report.notes))
+
+
+def _filled(reference: Reference, forward: Any, probes: Mapping[str, Inputs], progress: Progress) -> list[str]:
+    """Fill the tensors of a port that have other names; return notes."""
+    progress("looking for the reference's tensors in the port", 0, 1)
+    inputs = max(probes.values(), key=lambda each: next(iter(each.values())).shape[:1] > (1,))
+    listen = functools.partial(_listened, forward, inputs)
+    return fill(reference.program(inputs), reference.dtype, reference.learned, forward, lambda: listen()[1])
 
 
 def compare_modules(

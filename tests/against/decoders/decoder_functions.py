@@ -1,3 +1,5 @@
+"""A decoder of two layers as functions of JAX."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

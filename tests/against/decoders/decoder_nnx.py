@@ -1,3 +1,5 @@
+"""A decoder of two layers in flax."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,3 +1,5 @@
+"""A decoder of two layers in NumPy."""
+
 import numpy as np
 
 

@@ -1,3 +1,5 @@
+"""A decoder of two layers in PyTorch."""
+
 import numpy as np
 import torch
 from torch import nn

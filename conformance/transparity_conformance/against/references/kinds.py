@@ -101,6 +101,10 @@ class TracedReference(Reference):
         """Every tensor by its name."""
         return {name: as_numbers(array) for name, array in arrays_of(self.model)}
 
+    @property
+    def learned(self) -> dict[str, np.ndarray]:
+        return self.weights
+
     @functools.cached_property
     def numbers(self) -> list[float]:
         return []

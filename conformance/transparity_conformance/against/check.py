@@ -20,6 +20,8 @@ from transparity.errors import TransparityError, UsageError, shown
 from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.references.kinds import reference_of
+from transparity_conformance.against.references.weights import fill
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.every import with_ways
 from transparity_conformance.against.ways.third import compare_third
@@ -28,10 +30,14 @@ from transparity_conformance.capabilities.port_calls import call_port, signature
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Measured, Report
-from transparity_conformance.running.forward import called_by_its_names, fill_by_name, required_arguments
+from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_conformance.running.process.running import listen_in_full
+
+Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
+"""Makes the forward pass of a port, from the folder of a loader or the tensors of a module."""
 
 TRANSFORMERS = "transformers"
 """The reference that a config.json alone names."""
@@ -71,11 +77,15 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         making = [stack.enter_context(_made_by(third)) for third in thirds]
         reference, folder = stack.enter_context(_opened(asked))
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        sides = Sides(reference, functools.partial(make, folder, reference.weights), asked.budget, progress)
+        notes: list[str] = []
+        made = functools.partial(_filled, make, reference, folder, probes, notes)
+        sides = Sides(reference, made, asked.budget, progress)
         report, answers = _report(sides, probes, asked)
+        report = dataclasses.replace(report, notes=(*notes, *report.notes))
         report = with_names(report, folder, answers, asked.budget, progress)
-        for third, made in zip(thirds, making, strict=True):
-            found = compare_third(sides, answers, functools.partial(made, folder, reference.weights), third.name)
+        for third, other in zip(thirds, making, strict=True):
+            made = functools.partial(_filled, other, reference, folder, probes, notes)
+            found = compare_third(sides, answers, made, third.name)
             report = dataclasses.replace(report, third=found)
         return report
 
@@ -85,7 +95,7 @@ def _name_of(given: Any) -> str:
 
 
 @contextlib.contextmanager
-def _made_by(asked: Request) -> Iterator[Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]]:
+def _made_by(asked: Request) -> Iterator[Make]:
     """Yield what makes the forward pass of the port, from the folder of a loader or the tensors of a module."""
     if asked.port == TRANSFORMERS:
         yield lambda folder, _: called_by_its_names(from_transformers(folder))
@@ -102,17 +112,31 @@ def _made_by(asked: Request) -> Iterator[Callable[[Path | None, Mapping[str, np.
         yield make
 
 
+def _filled(
+    make: Make, reference: Reference, folder: Path | None, probes: Mapping[str, Inputs], notes: list[str]
+) -> Callable[..., Any]:
+    """Make the forward pass of a port, and fill its tensors if they have other names than the reference's."""
+    forward = make(folder, reference.weights)
+    if not getattr(forward, "is_filled", True):
+        inputs = max(probes.values(), key=lambda each: next(iter(each.values())).shape[:1] > (1,))
+        listen = functools.partial(listen_in_full, forward, "", **inputs)
+        notes[:] = fill(reference.program(inputs), reference.dtype, reference.learned, forward, lambda: listen()[1])
+    return forward
+
+
 def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
-    port = asked.port
+    port, is_filled = asked.port, True
     if _is_maker(port, folder):
         given = _given_to(port, asked.name, folder)
         port = call_port(port, *given)
-        if not given:
-            fill_by_name(port, weights)
+        is_filled = bool(given) or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
         with contextlib.suppress(Exception):  # one that cannot be copied is called itself
             port = copy.deepcopy(port)
-    made: Callable[..., Any] = call_port(called_by_its_names, port)
+    made: Any = call_port(called_by_its_names, port)
+    made.is_filled = is_filled
+    if not is_filled:
+        add_tensors(made, port)
     return made
 
 
@@ -136,7 +160,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
         _configure(model, folder)
-        yield Reference(_title(asked, model), model, asked.dtype), folder
+        yield reference_of(_title(asked, model), model, asked.dtype), folder
 
 
 def _configure(model: Any, folder: Path | None) -> None:
@@ -204,7 +228,7 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
 
 
 def _model_of(given: Any, folder: Path | None) -> Any:
-    """The module that is given, or that `file.py:load` or `file.py:Model` makes."""
+    """The model that is given, or that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     name = _name_of(given)
@@ -213,9 +237,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     if isinstance(given, str) or _is_maker(given, folder):
         torch.manual_seed(0)
         model = call_port(make, *_given_to(make, name, folder))
-    if not isinstance(model, torch.nn.Module):
-        raise TransparityError(f"The reference {name} is {shown(model)}; expected a PyTorch module.")
-    return model.float()
+    return model
 
 
 def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:

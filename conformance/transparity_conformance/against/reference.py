@@ -137,6 +137,11 @@ class Reference:
         """Every tensor by its name."""
         return {name: value.detach().float().numpy() for name, value in self.model.state_dict().items()}
 
+    @property
+    def learned(self) -> dict[str, np.ndarray]:
+        """The tensors that are learned, by name; one with two names has the first."""
+        return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
+
     @functools.cached_property
     def numbers(self) -> list[float]:
         """Numbers of the configuration, if the module has one."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening.program import Change, Program
+from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.values import HUGE, numbers_of
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 
@@ -21,11 +21,23 @@ def shares(
     The program runs at neighbouring points in float64 and in `dtype`. Constants that the model computed when it was
     built, such as the frequencies of a rotation, differ by what a power rounds: |ln x| ulps.
     """
+    rule, ulp = RULES[dtype], epsilon(dtype)
+    noise: dict[int, float] = {}
+    for exact, rounded in neighbours(program, dtype, changes, seed):
+        for index, value in exact.items():
+            if value.is_floating_point() or value.is_complex():
+                noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))
+    return {index: rule.budget(error, ulp, 1.0) for index, error in noise.items()}
+
+
+def neighbours(
+    program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
+) -> Iterator[tuple[Values, Values]]:
+    """Yield the values of a program at neighbouring points, in float64 and in `dtype`."""
     import torch
 
-    rule, precision, ulp = RULES[dtype], getattr(torch, dtype), epsilon(dtype)
+    precision, ulp = getattr(torch, dtype), epsilon(dtype)
     generator = torch.Generator().manual_seed(seed)
-    noise: dict[int, float] = {}
     for _ in range(NEIGHBOURS):
         near = {
             index: moved(value, ulp, generator, is_learned=index in program.parameters)
@@ -34,12 +46,7 @@ def shares(
         points = {
             index: value if index in program.parameters else program.given[index] for index, value in near.items()
         }
-        exact = program.run(changes, points)
-        rounded = program.run(changes, near, precision)
-        for index, value in exact.items():
-            if value.is_floating_point() or value.is_complex():
-                noise[index] = max(noise.get(index, 0.0), _apart(value, rounded[index]))
-    return {index: rule.budget(error, ulp, 1.0) for index, error in noise.items()}
+        yield program.run(changes, points), program.run(changes, near, precision)
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:

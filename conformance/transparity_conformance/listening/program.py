@@ -32,6 +32,9 @@ _SOURCES = Sources()
 Values = dict[int, Any]
 """Tensors by the index of their value."""
 
+Place = tuple[CodeType, int]
+"""A place in code: the code, and the index of the instruction."""
+
 Change = Callable[[Values], Any]
 """What a step makes instead, from the values before it."""
 
@@ -220,17 +223,9 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
         inputs: tensors by the names of the arguments.
         answer_of: takes what the call returned; returns the tensor to compare.
     """
-    import torch
-
-    program = Program()
-    recorder = _Recorder(program, _names_of(model, inputs), _module_names(model), _files_of(model))
-    with torch.no_grad(), float64_defaults(), decomposed(), modules_noted(recorder), dispatched(recorder.run):
-        returned = run(lambda: model(**inputs))
-        program.answer = recorder.index_of(answer_of(returned))
-    learned = {name for name, _ in model.named_parameters()}
-    program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
-    program.values |= program.given
-    return program
+    recorder = Recorder(_names_of(model, inputs), _module_names(model), _files_of(model))
+    with modules_noted(recorder):
+        return recorder.recorded(lambda: answer_of(model(**inputs)), {name for name, _ in model.named_parameters()})
 
 
 @contextlib.contextmanager
@@ -285,7 +280,8 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    result = func(*args, **kwargs)
+    with float64_defaults() if precision is None else contextlib.nullcontext():  # a quotient of whole numbers has it
+        result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
         result.fill_(math.nan)  # what is read before it is written is told by it
     return result
@@ -318,13 +314,25 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
     return _mapped(tuple(args), converted), _mapped(dict(kwargs), converted)
 
 
-class _Recorder:
-    """Adds each operation to the program."""
+class Recorder:
+    """Adds each operation to a program.
+
+    Args:
+        names: the names of tensors, by their identity.
+        module_names: the paths of modules, by their identity.
+        files: the files whose lines are the model's own; any for none.
+        frames: yields the places in code that run an operation, the innermost first; None for those on the stack.
+    """
 
     def __init__(
-        self, program: Program, names: Mapping[int, str], module_names: Mapping[int, str], files: Collection[str]
+        self,
+        names: Mapping[int, str],
+        module_names: Mapping[int, str] | None = None,
+        files: Collection[str] = (),
+        frames: Callable[[], Iterator[Place]] | None = None,
     ) -> None:
-        self.program, self.names, self.module_names, self.files = program, names, module_names, files
+        self.program, self.names, self.module_names, self.files = Program(), names, module_names or {}, files
+        self.frames = frames or _frames
         self.indices: dict[int, int] = {}
         self.kept: list[Any] = []
         self.sharing: dict[int, list[Any]] = {}
@@ -333,6 +341,17 @@ class _Recorder:
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
         """By the frames of an operation, those of them that are told."""
         self.count = 0
+
+    def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
+        """Record a call that returns the tensor to compare; `learned` are the names of parameters."""
+        import torch
+
+        program = self.program
+        with torch.no_grad(), float64_defaults(), decomposed(), dispatched(self.run):
+            program.answer = self.index_of(run(call))
+        program.parameters = frozenset(index for index, name in program.names.items() if name in learned)
+        program.values |= program.given
+        return program
 
     def index_of(self, tensor: Any) -> int:
         """Return the index of a tensor, which is given if no step made it."""
@@ -388,11 +407,7 @@ class _Recorder:
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """The site of the operation, and the places of its lines; two in one expression differ by their order."""
-        places = []
-        frame = sys._getframe(3)
-        while frame is not None and frame.f_code is not run.__code__:
-            places.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back  # type: ignore[assignment]
+        places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # the hash of a code takes a microsecond
         if self.last[0] != key:
             self.last = (key, {})
@@ -402,6 +417,14 @@ class _Recorder:
             lines = [place for place in places if home(place[0].co_filename) not in {None, *FRAMEWORKS}]
             self.lines[key] = tuple([place for place in lines if place[0].co_filename in self.files] or lines)
         return (key, str(func), order), self.lines[key]
+
+
+def _frames() -> Iterator[Place]:
+    """The places in code on the stack, within `run`."""
+    frame: Any = sys._getframe(4)
+    while frame is not None and frame.f_code is not run.__code__:
+        yield frame.f_code, frame.f_lasti
+        frame = frame.f_back
 
 
 def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:

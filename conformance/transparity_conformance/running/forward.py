@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
-from transparity_conformance.running.frameworks.modules import kind_of
+from transparity_conformance.running.frameworks.modules import kind_of, tensors_inside
 from transparity_conformance.running.inputs import (
     Array,
     add_mask,
@@ -85,20 +85,28 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
     return {names[name]: value for name, value in inputs.items()}
 
 
-def fill_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> None:
-    """Fill the tensors of a PyTorch module; raises `PortError` unless names and shapes are equal."""
+def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
+    """Fill the tensors of a PyTorch module, and return whether names and shapes are equal; else it stays as it is."""
     if not is_instance(model, "torch.nn", "Module"):
-        raise PortError(f"The port made {shown(model)}; expected a PyTorch module, whose tensors have names.")
+        return False
     import torch
 
-    own = model.state_dict()
-    if different := sorted(own.keys() ^ weights.keys()):
-        where = "the port has no" if different[0] in weights else "the reference has no"
-        raise PortError(f"Of {len(own)} tensors of the port, {len(different)} differ by name: {where} {different[0]}.")
-    for name, tensor in own.items():
-        if tuple(tensor.shape) != weights[name].shape:
-            raise PortError(f"{name} has the shape {tuple(tensor.shape)} in the port; expected {weights[name].shape}.")
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if shapes != {name: value.shape for name, value in weights.items()}:
+        return False
     model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+    return True
+
+
+def add_tensors(forward: Any, model: Any) -> None:
+    """Add methods to a forward pass, which read and write the tensors of its model by name."""
+    held = tensors_inside(model)
+
+    def assign(values: Mapping[str, np.ndarray]) -> None:
+        for name, value in values.items():
+            held[name].write(value)
+
+    forward.tensors, forward.assign = lambda: {name: each.read() for name, each in held.items()}, assign
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ DEFAULT_EPSILON = 1e-5
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that take a sibling module's parameters, or change how a layer norm uses its own."""
-    own = {place: _given(at.program, item) for place, item in enumerate(at.step.args)}
+    own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
         return
@@ -85,8 +85,8 @@ def _to_power(x: Any, power: float) -> Any:
     return x**power
 
 
-def _given(program: Program, item: Any) -> int:
-    """The given value that an argument is, or is a view of; -1 if it is none."""
+def given_of(program: Program, item: Any) -> int:
+    """Return the given value that an argument is, or is a view of; -1 if it is none."""
     if not isinstance(item, Ref):
         return -1
     index = item.index
@@ -111,7 +111,7 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
     by_name = {name: index for index, name in at.program.names.items()}
     others: dict[int, int] = {}
     for place in places:
-        owner, _, leaf = at.program.names.get(_given(at.program, at.step.args[place]), "").rpartition(".")
+        owner, _, leaf = at.program.names.get(given_of(at.program, at.step.args[place]), "").rpartition(".")
         parent, dot, module = owner.rpartition(".")
         name = f"{parent}{dot}{names[1]}.{leaf}"
         if module != names[0] or name not in by_name:

@@ -85,6 +85,9 @@ class _Remote:
 class RemoteForward(RemotePort):
     """A built port in another process."""
 
+    is_filled = True
+    """Whether its tensors have the weights that it was given."""
+
     def __init__(
         self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
     ) -> None:
@@ -205,12 +208,14 @@ class IsolatedBuild:
         return forward
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemoteForward:
-        """The forward pass of what a loader makes of a folder, or of a module that is made and filled by name; it takes
-        inputs by its own names."""
+        """The forward pass of what a loader makes of a folder, or of a module that is made, and filled if its tensors
+        have the names of `weights`; it takes inputs by its own names."""
         what = "load(folder)" if folder is not None else "making the module"
         number, _ = self.process.loaded()
-        made, signature = self.process.answer(what, "model", number, folder, weights)
-        return RemoteForward(self.process, self.process.handle(made), None, signature)
+        made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
+        forward = RemoteForward(self.process, self.process.handle(made), None, signature)
+        forward.is_filled = bool(is_filled)
+        return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
         """The model that a port makes, which keeps its own weights; one that takes parameters is given these.

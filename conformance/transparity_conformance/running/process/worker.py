@@ -31,7 +31,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
-from transparity_conformance.running.forward import called_by_its_names, fill_by_name
+from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
@@ -142,13 +142,15 @@ class Worker:
         return kept, described_signature(forward), offered
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Call a loader with a folder, or what makes a module, whose tensors are then `weights`; return the number of
-        its forward pass, which takes inputs by their names, and its signature."""
+        """Call a loader with a folder, or what makes a module, whose tensors are then `weights` if they have equal
+        names; return the number of its forward pass, which takes inputs by their names, its signature, and whether
+        the names are equal."""
         made = self.objects[number](*([] if folder is None else [folder]))
-        if weights is not None:
-            fill_by_name(made, weights)
+        is_filled = weights is None or filled_by_name(made, weights)
         forward = called_by_its_names(made)
-        return self.keep(forward), described_signature(forward)
+        if not is_filled:
+            add_tensors(forward, made)
+        return self.keep(forward), described_signature(forward), is_filled
 
     def release(self, numbers: list[int]) -> None:
         """Forget objects that the checker no longer has."""

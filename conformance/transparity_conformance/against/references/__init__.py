@@ -1,0 +1,1 @@
+"""References of each framework, recorded as programs of PyTorch operations."""

@@ -1,0 +1,172 @@
+"""A call of a NumPy function as a program: PyTorch's own implementation of NumPy runs it.
+
+For the time of the call, the names of NumPy in the files of the reference mean `torch._numpy`, and the arrays that the
+reference holds are arrays of that. A function that it lacks is run by NumPy, as one operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch._numpy as emulated
+from torch.utils._python_dispatch import _disable_current_modes
+
+from transparity_conformance.against.references.held import Walk
+from transparity_conformance.listening.program import Program, Recorder
+from transparity_conformance.listening.source import functions_of
+
+COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
+CONSTANTS = (*COMMUTATIVE, "aten.sub.Tensor", "aten.div.Tensor")
+"""Operations whose second operand may be a number."""
+
+
+def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of: Callable[[Any], Any]) -> Program:
+    """Record a call in float64.
+
+    Args:
+        call: the function, or the object that is called.
+        inputs: arrays by the names of its arguments.
+        answer_of: takes what it returned; returns the array to compare.
+    """
+    names: dict[int, str] = {}
+
+    def wrapped(name: str, array: np.ndarray) -> Any:
+        if array.dtype.kind not in "fiub":
+            return array
+        tensor = torch.from_numpy(np.array(array, np.float64 if array.dtype.kind == "f" else None))
+        names[id(tensor)] = name
+        return emulated.ndarray(tensor)
+
+    recorder = _Recorder(names)
+    functions = functions_of(lambda: call(**inputs))
+    walk = Walk(wrapped)
+    try:
+        with _in_place_of_numpy([each.__globals__ for each in functions], recorder):
+            whole = walk(call)
+            for function in functions:  # what they name at the top of their files
+                walk(function)
+            learned = set(names.values())
+            given = {name: wrapped(name, np.asarray(value)) for name, value in inputs.items()}
+            return recorder.recorded(lambda: emulated.asarray(answer_of(whole(**given))).tensor, learned)
+    finally:
+        walk.undo()
+
+
+class _Recorder(Recorder):
+    """A number that NumPy made a tensor of is a number again."""
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if str(func) == "aten.lift_fresh.default":
+            return args[0]
+        if str(func) in CONSTANTS and len(args) == 2:
+            first, second = args
+            if self._is_number(first) and not self._is_number(second) and str(func) in COMMUTATIVE:
+                first, second = second, first
+            args = (first, second.item()) if self._is_number(second) and not self._is_number(first) else args
+        return super().run(func, args, kwargs)
+
+    def _is_number(self, item: Any) -> bool:
+        is_new = isinstance(item, torch.Tensor) and id(item) not in self.indices and id(item) not in self.names
+        return is_new and item.ndim == 0
+
+
+@contextlib.contextmanager
+def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorder) -> Iterator[None]:
+    """Within the context, what these namespaces have of NumPy means the emulation."""
+    whole, undo = _Namespace(np, emulated, recorder), contextlib.ExitStack()
+    for names in {id(each): each for each in namespaces}.values():
+        for name, value in list(names.items()):
+            if (other := _other(value, whole)) is not value:
+                names[name] = other
+                undo.callback(names.__setitem__, name, value)
+    hooks = {
+        "__array_ufunc__": lambda _, ufunc, method, *given, **named: _hooked(whole, ufunc, method, given, named),
+        "__array_function__": lambda _, function, kinds, given, named: _hooked(
+            whole, function, "__call__", given, named
+        ),
+    }
+    for name, hook in hooks.items():
+        setattr(emulated.ndarray, name, hook)
+        undo.callback(delattr, emulated.ndarray, name)
+    with undo:
+        yield
+
+
+def _other(value: Any, whole: _Namespace) -> Any:
+    if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "numpy":
+        path = value.__name__.split(".")[1:]
+        return functools.reduce(getattr, path, whole)
+    is_function = isinstance(value, np.ufunc) or (callable(value) and getattr(value, "__module__", None) == "numpy")
+    return getattr(whole, value.__name__, value) if is_function else value
+
+
+def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
+    """A function of NumPy, or of SciPy, that an array of the emulation is given."""
+    if method != "__call__":
+        return NotImplemented
+    special = getattr(torch.special, function.__name__, None)
+    if isinstance(function, np.ufunc) and not hasattr(np, function.__name__) and special is not None:
+        return emulated.ndarray(special(*(emulated.asarray(each).tensor for each in given)))
+    return whole.of(function, function.__name__)(*given, **named)
+
+
+class _Namespace(ModuleType):
+    """A module of NumPy by the emulation of its functions."""
+
+    def __init__(self, real: Any, other: Any, recorder: Recorder) -> None:
+        super().__init__(real.__name__)
+        self._real, self._other, self._recorder = real, other, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        if isinstance(real, ModuleType):
+            return _Namespace(real, getattr(self._other, name, None), self._recorder)
+        return self.of(real, name)
+
+    def of(self, real: Any, name: str) -> Any:
+        """Return what stands for a function or a type of NumPy."""
+        other = getattr(self._other, name, None)
+        if other is not None or not callable(real) or isinstance(real, type):
+            return real if other is None else other
+        return functools.partial(_foreign, self._recorder, real)
+
+
+def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
+    """A function that the emulation lacks, run by NumPy."""
+    tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
+    if not any(isinstance(each, torch.Tensor) for each in tensors):
+        return function(*given, **named)
+    with _disable_current_modes():  # the operation is recorded, not what it does with tensors
+        made = recorder.run(_Foreign(function), tensors, named)
+    return emulated.ndarray(made)
+
+
+class _Foreign:
+    """A function of NumPy as an operation."""
+
+    _schema = SimpleNamespace(arguments=(), returns=())
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __str__(self) -> str:
+        return f"numpy.{self.function.__name__}.default"
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        floats = [each.dtype for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        made = self.function(*(_plain(each) for each in given), **named)
+        tensor = torch.from_numpy(np.array(made))
+        return tensor.to(floats[0]) if floats and tensor.is_floating_point() else tensor
+
+
+def _plain(item: Any) -> Any:
+    """An array of a tensor; one of half precision in float32."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    return (item.float() if item.dtype in (torch.bfloat16, torch.float16) else item).numpy()

@@ -1,0 +1,154 @@
+"""The reference of a model: a module of PyTorch, or a function or an object of any framework."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.errors import TransparityError, shown
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.references.held import arrays_of
+from transparity_conformance.against.rounding import neighbours
+from transparity_conformance.capabilities.port_calls import PortCallError, call_port
+from transparity_conformance.listening.program import Program, Recorder
+from transparity_conformance.matching.values import agreeing
+from transparity_conformance.oracle.budgets import RULES, epsilon
+from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.running.forward import called_by_its_names
+from transparity_conformance.running.frameworks.modules import initialised
+from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
+
+LARGEST = 8
+"""Programs that are kept. A bound on memory alone."""
+
+
+def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
+    """Return the reference of what a user's function made; raises `TransparityError` for what cannot be called.
+
+    Args:
+        name: its name in messages.
+        made: a module of PyTorch, flax or Equinox; a function of arrays, or an object that is called like one; or a
+            pair (function, parameters), called with the parameters first.
+        dtype: the precision of the port.
+    """
+    if is_instance(made, "torch.nn", "Module"):
+        return Reference(name, made.float(), dtype)
+    if is_instance(made, "flax.linen", "Module"):
+        made = initialised(made)
+    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
+        made = functools.partial(*made)
+    if not callable(made):
+        raise TransparityError(f"{name} made {shown(made)}; expected a module, or a function of its inputs.")
+    return TracedReference(name, made, dtype)
+
+
+class TracedReference(Reference):
+    """A function or an object of any framework, which takes `inputs` by the names of its arguments."""
+
+    def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
+        self.name, self.model, self.dtype = name, model, dtype
+        self.framework = _framework_of(model)
+        if self.framework not in RECORDERS:
+            raise TransparityError(f"{name} uses {self.framework}; expected PyTorch, JAX or NumPy.")
+        self.forward = call_port(called_by_its_names, model)  # in evaluation mode
+        self._programs: dict[bytes, Program] = {}
+
+    def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
+        """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
+        program, noise = self.program(inputs), 0.0
+        answer = program.values[program.answer].numpy()
+        kept = self.kept(inputs, answer.shape)
+        counted = answer if kept is None else answer[kept]
+        for exact, rounded in neighbours(program, self.dtype):
+            apart = (exact[program.answer] - rounded[program.answer].double()).abs().numpy()
+            noise = float(np.maximum(noise, (apart if kept is None else apart[kept]).max()))  # keeps NaN
+        largest = float(np.abs(counted).max())
+        budget = RULES[self.dtype].budget(noise, epsilon(self.dtype), largest)
+        self._check(inputs, program, RULES["float32"].budget(noise, epsilon("float32"), largest) / largest, kept)
+        return answer, budget
+
+    def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
+        """Return the same: the points are cheap."""
+        return self.answer(inputs)
+
+    def _check(self, inputs: Inputs, program: Program, share: float, kept: np.ndarray | None) -> None:
+        """Raise `TransparityError` unless the reference itself gives the answer of its program."""
+        own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
+        ours = program.values[program.answer]
+        if own.shape != tuple(ours.shape) or not agreeing(ours, own, share, kept):
+            raise TransparityError(
+                f"{self.name} cannot be followed: its recorded operations give another answer than it gives itself. "
+                "Return a function of its inputs that draws nothing at random and keeps nothing between calls."
+            )
+
+    def program(self, inputs: Inputs, experts: str = "") -> Program:
+        """Record a call in float64."""
+        key = b"".join(name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
+        if key not in self._programs:
+            if len(self._programs) == LARGEST:
+                self._programs.pop(next(iter(self._programs)))
+            record = functools.partial(RECORDERS[self.framework], self.model, dict(inputs))
+            try:
+                self._programs[key] = call_port(record)
+            except PortCallError as error:
+                raise TransparityError(f"{self.name} cannot be recorded: it raised {error}.") from error.__cause__
+        return self._programs[key]
+
+    @property
+    def experts(self) -> tuple[str, ...]:
+        return ("",)
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Every tensor by its name."""
+        return {name: as_numbers(array) for name, array in arrays_of(self.model)}
+
+    @property
+    def learned(self) -> dict[str, np.ndarray]:
+        return self.weights
+
+    @functools.cached_property
+    def numbers(self) -> list[float]:
+        return []
+
+
+def _framework_of(model: Any) -> str:
+    """The framework of a model: that of the arrays which it holds, or of the names in its file."""
+    held = [array for _, array in arrays_of(model)]
+    kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
+    found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
+    return next(found, None) or call_port(framework_of, model)
+
+
+def _with_settings(model: Any) -> Callable[..., Any]:
+    """A model with the arguments that say that nothing is trained."""
+    settings = settings_of(takes_of(model))
+    return functools.partial(model, **settings) if settings else model
+
+
+def _of_torch(model: Any, inputs: Inputs) -> Program:
+    array, _ = arrays(model, "torch")
+    given = {name: array(value) for name, value in inputs.items()}
+    held = dict(arrays_of(model))
+    names = {id(value): name for name, value in (held | given).items()}
+    call = _with_settings(model)
+    return Recorder(names).recorded(lambda: answer_in(call(**given)), held.keys())
+
+
+def _of_jax(model: Any, inputs: Inputs) -> Program:
+    from transparity_conformance.against.references.jaxpr import record
+
+    return record(_with_settings(model), inputs, dict(arrays_of(model)), answer_in)
+
+
+def _of_numpy(model: Any, inputs: Inputs) -> Program:
+    from transparity_conformance.against.references.arrays import record
+
+    return record(_with_settings(model), inputs, answer_in)
+
+
+RECORDERS: Mapping[str, Callable[[Any, Inputs], Program]] = {"torch": _of_torch, "jax": _of_jax, "numpy": _of_numpy}
+"""By the framework of a model's arrays."""

@@ -1,0 +1,291 @@
+"""What the primitives of JAX are in PyTorch: functions of tensors and numbers, with the primitive's own parameters."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+Meaning = Callable[..., Any]
+
+
+def dtype_of(name: Any) -> torch.dtype:
+    """Return PyTorch's dtype of a dtype of JAX; whole numbers have 64 bits, with which PyTorch indexes."""
+    kind = getattr(name, "kind", "V")
+    return torch.int64 if kind in "iu" else torch.bool if kind == "b" else getattr(torch, str(name))
+
+
+def tensor(value: Any) -> Any:
+    """Return a tensor of a number, or the tensor."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.full((), value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+def _of_tensors(function: Meaning) -> Meaning:
+    return lambda *given, **_: function(*map(tensor, given))
+
+
+def _of_any(function: Meaning) -> Meaning:
+    return lambda *given, **_: function(*given)
+
+
+def _quotient(a: Any, b: Any, **_: Any) -> Any:
+    whole = not (torch.is_floating_point(tensor(a)) or torch.is_complex(tensor(a)))
+    return torch.div(tensor(a), b, rounding_mode="trunc") if whole else a / b
+
+
+def _cast(x: Any, *, new_dtype: Any, **_: Any) -> Any:
+    return tensor(x).to(dtype_of(new_dtype))
+
+
+def _select(which: Any, *cases: Any) -> Any:
+    which = tensor(which)
+    if which.dtype == torch.bool:
+        return torch.where(which, tensor(cases[1]), tensor(cases[0]))
+    return functools.reduce(
+        lambda made, n: torch.where(which == n, tensor(cases[n]), made), range(len(cases)), cases[0]
+    )
+
+
+def _reshape(x: Any, *, new_sizes: Sequence[int], **_: Any) -> Any:
+    return tensor(x).reshape(tuple(new_sizes))
+
+
+def _broadcast(x: Any, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return torch.full(tuple(shape), x)
+    sizes = [1] * len(shape)
+    for size, axis in zip(x.shape, broadcast_dimensions, strict=True):
+        sizes[axis] = size
+    x = x if list(x.shape) == sizes else x.reshape(sizes)
+    return x if x.shape == tuple(shape) else x.expand(tuple(shape))
+
+
+def _iota(*, shape: Sequence[int], dimension: int, dtype: Any, **_: Any) -> Any:
+    count = torch.arange(shape[dimension], dtype=dtype_of(dtype))
+    return _broadcast(count, shape=shape, broadcast_dimensions=(dimension,))
+
+
+def _slice(
+    x: Any, *, start_indices: Sequence[int], limit_indices: Sequence[int], strides: Sequence[int] | None, **_: Any
+) -> Any:
+    for axis, (start, end) in enumerate(zip(start_indices, limit_indices, strict=True)):
+        step = strides[axis] if strides else 1
+        if (start, end, step) != (0, x.shape[axis], 1):
+            x = torch.ops.aten.slice.Tensor(x, axis, start, end, step)
+    return x
+
+
+def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
+    """Where a slice begins, inside of its array."""
+    ends = zip(starts, sizes, x.shape, strict=True)
+    return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
+
+
+def _dynamic_slice(x: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
+    first = _starts(x, slice_sizes, starts)
+    ends = list(map(operator.add, first, slice_sizes))
+    return _slice(x, start_indices=first, limit_indices=ends, strides=None)
+
+
+def _dynamic_update(x: Any, update: Any, *starts: Any, **_: Any) -> Any:
+    made, first = x.clone(), _starts(x, update.shape, starts)
+    made[tuple(slice(start, start + size) for start, size in zip(first, update.shape, strict=True))] = update
+    return made
+
+
+def _pad(x: Any, value: Any, *, padding_config: Sequence[tuple[int, int, int]], **_: Any) -> Any:
+    if any(inside for _, _, inside in padding_config):
+        raise NotImplementedError
+    number = value if not isinstance(value, torch.Tensor) else value.item()
+    return torch.nn.functional.pad(
+        x, [n for low, high, _ in reversed(padding_config) for n in (low, high)], value=number
+    )
+
+
+def _reduced(function: Meaning) -> Meaning:
+    return lambda x, *, axes, **_: function(x, tuple(axes)) if axes else x
+
+
+def _each(function: Meaning) -> Meaning:
+    """A reduction of one axis, over several."""
+    return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
+
+
+def _along(function: Meaning, name: str = "axis") -> Meaning:
+    """A function along an axis, in either direction."""
+
+    def run(x: Any, **given: Any) -> Any:
+        axis = given[name]
+        return function(x.flip(axis), axis).flip(axis) if given.get("reverse") else function(x, axis)
+
+    return run
+
+
+def _arg(function: Meaning) -> Meaning:
+    return lambda x, *, axes, **_: function(x, axes[0])
+
+
+def _sort(*given: Any, dimension: int, is_stable: bool, num_keys: int, **_: Any) -> Any:
+    if num_keys != 1:
+        raise NotImplementedError
+    made, order = torch.sort(given[0], dim=dimension, stable=is_stable)
+    return [made, *(each.gather(dimension, order) for each in given[1:])]
+
+
+def _top_k(x: Any, *, k: int, **given: Any) -> Any:
+    return list(torch.topk(x, k, given.get("axis", -1)))
+
+
+def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
+    (ours, theirs), (batch, other_batch) = dimension_numbers
+    if not batch and b.ndim == 2 and (tuple(ours), tuple(theirs)) == ((a.ndim - 1,), (0,)):
+        return a @ b
+    if not batch:
+        return torch.tensordot(a, b, (list(ours), list(theirs)))
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    left = [next(letters) for _ in a.shape]
+    right = [next(letters) for _ in b.shape]
+    for one, other in (*zip(ours, theirs, strict=True), *zip(batch, other_batch, strict=True)):
+        right[other] = left[one]
+    free = [each for axis, each in enumerate(left) if axis not in (*ours, *batch)]
+    rest = [each for axis, each in enumerate(right) if axis not in (*theirs, *other_batch)]
+    made = [*(left[axis] for axis in batch), *free, *rest]
+    return torch.einsum(f"{''.join(left)},{''.join(right)}->{''.join(made)}", a, b)
+
+
+def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
+    """Rows by their indices: slices that are whole on every axis that is not indexed."""
+    numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
+    whole = [axis for axis in range(x.ndim) if axis not in indexed]
+    is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
+    if not is_rows or any(slice_sizes[axis] != x.shape[axis] for axis in whole):
+        raise NotImplementedError
+    with _disable_current_modes():  # a question, no operation of the model
+        last = torch.tensor([x.shape[axis] - 1 for axis in indexed])
+        is_inside = bool(((starts >= 0) & (starts <= last)).all())
+    if not is_inside and "CLIP" not in str(mode):
+        raise NotImplementedError
+    starts = starts if is_inside else torch.minimum(starts.clamp_min(0), last)
+    first = x if [*indexed, *whole] == list(range(x.ndim)) else x.permute(*indexed, *whole)
+    made = first[tuple(starts.select(-1, place) for place in range(len(indexed)))]
+    offsets, rows = tuple(numbers.offset_dims), starts.ndim - 1
+    if offsets == tuple(range(rows, made.ndim)):
+        return made
+    order = iter(range(rows))
+    return made.permute([rows + offsets.index(axis) if axis in offsets else next(order) for axis in range(made.ndim)])
+
+
+def _split(x: Any, *, sizes: Sequence[int], axis: int, **_: Any) -> Any:
+    return list(torch.split(x, list(sizes), axis))
+
+
+def _minimum(a: Any, b: Any, **_: Any) -> Any:
+    return torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype))
+
+
+def _maximum(a: Any, b: Any, **_: Any) -> Any:
+    return torch.maximum(tensor(a), tensor(b).to(tensor(a).dtype))
+
+
+def _unchanged(x: Any, **_: Any) -> Any:
+    return x
+
+
+OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
+"""Primitives with the names of Python's operators."""
+
+FUNCTIONS = (
+    *("exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
+    *("erf", "erfc", "floor", "ceil", "sign", "atan2", "real", "imag"),
+)
+"""Primitives with the names of PyTorch's functions."""
+
+MEANINGS: Mapping[str, Meaning] = {
+    **{name: _of_any(getattr(operator, name)) for name in OPERATORS},
+    **{name: _of_tensors(getattr(torch, name)) for name in FUNCTIONS},
+    **dict.fromkeys(("stop_gradient", "copy", "copy_p", "optimization_barrier", "device_put"), _unchanged),
+    "add_any": _of_any(operator.add),
+    "and": _of_any(operator.and_),
+    "or": _of_any(operator.or_),
+    "not": _of_any(operator.invert),
+    "div": _quotient,
+    "rem": _of_tensors(torch.fmod),
+    "max": _maximum,
+    "min": _minimum,
+    "integer_pow": lambda x, *, y, **_: x**y,
+    "logistic": _of_tensors(torch.sigmoid),
+    "erf_inv": _of_tensors(torch.erfinv),
+    "is_finite": _of_tensors(torch.isfinite),
+    "clamp": lambda low, x, high, **_: torch.clamp(x, low, high),
+    "convert_element_type": _cast,
+    "select_n": _of_any(_select),
+    "reshape": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "transpose": lambda x, *, permutation, **_: x.permute(tuple(permutation)),
+    "squeeze": lambda x, *, dimensions, **_: x.squeeze(tuple(dimensions)),
+    "rev": lambda x, *, dimensions, **_: x.flip(tuple(dimensions)),
+    "iota": _iota,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
+    "stack": lambda *given, axis, **_: torch.stack(given, axis),
+    "pad": _pad,
+    "split": _split,
+    "gather": _gather,
+    "reduce_sum": _reduced(torch.sum),
+    "reduce_max": _reduced(torch.amax),
+    "reduce_min": _reduced(torch.amin),
+    "reduce_prod": _reduced(_each(torch.prod)),
+    "reduce_and": _reduced(_each(torch.all)),
+    "reduce_or": _reduced(_each(torch.any)),
+    "argmax": _arg(torch.argmax),
+    "argmin": _arg(torch.argmin),
+    "cumsum": _along(torch.cumsum),
+    "cumprod": _along(torch.cumprod),
+    "cummax": _along(lambda x, axis: torch.cummax(x, axis).values),
+    "cumlogsumexp": _along(torch.logcumsumexp),
+    "sort": _sort,
+    "top_k": _top_k,
+    "dot_general": _dot,
+}
+"""By the name of a primitive. One that raises `NotImplementedError` is run by JAX, as those without a row are."""
+
+
+def softmax_candidates(x: Any) -> list[Callable[[Any], Any]]:
+    """Return softmax along each axis, the last first."""
+    return [functools.partial(torch.softmax, dim=axis) for axis in range(-1, -x.ndim - 1, -1)]
+
+
+def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
+    """Return what functions of `jax.nn` may be, by their code; the first that gives the same numbers is it."""
+    import jax
+    from torch.nn import functional as F
+
+    rows: dict[Any, Callable[[Any], list[Callable[[Any], Any]]]] = {
+        jax.nn.softmax: softmax_candidates,
+        jax.nn.silu: lambda x: [F.silu],
+        jax.nn.gelu: lambda x: [F.gelu, functools.partial(F.gelu, approximate="tanh")],
+        jax.nn.relu: lambda x: [F.relu],
+        jax.nn.softplus: lambda x: [F.softplus],
+        jax.nn.elu: lambda x: [F.elu],
+        jax.nn.leaky_relu: lambda x: [F.leaky_relu],
+    }
+    return {code: row for function, row in rows.items() if (code := _code_of(function)) is not None}
+
+
+def _code_of(function: Any) -> Any:
+    """The code of a function that decorators may wrap."""
+    for name in itertools.repeat("__wrapped__"):
+        inside = getattr(function, name, getattr(function, "fun", None))
+        if inside is None:
+            return getattr(function, "__code__", None)
+        function = inside
+    return None

@@ -49,11 +49,11 @@ class Departures:
     def __init__(self, comparer: Comparer, search: EditSearch) -> None:
         self.comparer, self.search = comparer, search
 
-    def found(self, most: int) -> tuple[list[Departure], Comparison]:
-        """Return at most `most` departures, and the last comparison."""
+    def found(self) -> tuple[list[Departure], Comparison]:
+        """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
-        while not now.agrees and len(found) < most:
+        while not now.agrees:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:
                 break

@@ -72,8 +72,8 @@ INPUTS = [
 
 MISTAKES = {
     "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 for 0.5"),
-    "left out": ("h = self.norm2(x)", "h = x", "leaves out"),
-    "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "twice"),
+    "left out": ("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
+    "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": ("weights @ v", "weights @ k", "where theirs gives it"),
     "function": ("functional.silu", "functional.relu", "applies ReLU"),
     "mask": (".tril()", ".tril(1)", "shows one later key"),
@@ -130,6 +130,13 @@ def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
     says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
     assert "0.25 for 0.5" in says
     assert "ReLU" in says
+
+
+def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: Path) -> None:
+    text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("self.norm(x) @", "self.norm(x).cumsum(1).sin() @")
+    first, *others = against_theirs(tmp_path, text).faults
+    assert "0.25 for 0.5" in first.causes[0].says
+    assert any(not fault.causes for fault in others)
 
 
 def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:

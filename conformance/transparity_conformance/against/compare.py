@@ -27,9 +27,6 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, Divergence
 
-MOST_DEPARTURES = 12
-"""Places that are told in one run."""
-
 Port = Callable[[Inputs], np.ndarray]
 Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
@@ -177,7 +174,7 @@ def _divergence(departures: Departures, departure: Departure, residual: float, w
 def _confirmed(departures: Departures, others: Sequence[OtherCall], clock: Clock) -> tuple[list[Departure], Comparison]:
     """Find departures whose edits give the port's answer on all calls: on one alone it may be luck."""
     while True:
-        found, now = departures.found(MOST_DEPARTURES)
+        found, now = departures.found()
         tried, failing = found, _failing(departures, found, others)
         while failing and (replaced := _with_another(tried)) is not None:
             tried = replaced

@@ -50,11 +50,11 @@ class Departures:
     def __init__(self, comparer: Comparer, search: EditSearch) -> None:
         self.comparer, self.search = comparer, search
 
-    def found(self, most: int) -> tuple[list[Departure], Comparison]:
-        """Return at most `most` departures, and the last comparison."""
+    def found(self) -> tuple[list[Departure], Comparison]:
+        """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
-        while not now.agrees and len(found) < most:
+        while not now.agrees:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:
                 break
@@ -111,13 +111,11 @@ class Departures:
         """Continue from the port's value where no edit explains it: the step of the reference that is most alike makes
         that instead; no comparison if none can."""
         program = self.comparer.program
-        fronts = port or now.lost[:1]  # or what they are given, if the port leaves a step out
+        fronts = port or now.lost[:1]
+        # a port that leaves a step out continues with what it is given, one that has more steps with a later value
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
-        places = itertools.product(dict.fromkeys([*fronts, *given]), steps)
-        nearby = [(operation, near) for operation, number in places for near in self._run_by_its_line(number)]
-        layouts = [(operation, near, self._in_layout(operation, near, now)) for operation, near in nearby]
-        pairs = [(*each, operation, near) for operation, near, each in layouts if each and near not in now.changes]
-        for _, tensor, operation, number in sorted(pairs, key=lambda pair: -pair[0]):
+        nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
+        for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):
                 matched = now.matched.keys()
@@ -125,6 +123,15 @@ class Departures:
         step = program.steps[steps[0] if steps else max(self.comparer.relevant)]
         operation = port[0] if port else len(self.comparer.port.operations) - 1
         return Departure(operation, step, None, [], (), now.matched.keys()), None
+
+    def _layouts(
+        self, operations: Sequence[int], steps: Sequence[int], now: Comparison
+    ) -> Iterator[tuple[float, Any, int, int]]:
+        """Yield how alike values of the port are to those of some steps, the value in its layout, and both places."""
+        near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
+        for operation, number in itertools.product(dict.fromkeys(operations), near):
+            if (found := self._in_layout(operation, number, now)) is not None:
+                yield *found, operation, number
 
     def _run_by_its_line(self, number: int) -> list[int]:
         """A step, and those after it that its line runs, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}, {"tokens": np.ones((1, 3), np
 
 
 class Relu(nn.Module):
-    function = staticmethod(nn.functional.relu)
+    function: Any = staticmethod(nn.functional.relu)
 
     def __init__(self) -> None:
         super().__init__()

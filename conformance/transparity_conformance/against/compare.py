@@ -106,8 +106,8 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     if difference(*pair) > budget:  # one point may err little by luck
         budget = max(budget, reference.answer(inputs)[1])
     wrong = ~(np.abs(actual - expected) <= budget) if kept is None else kept & ~(np.abs(actual - expected) <= budget)
-    positions = np.flatnonzero(wrong.any(axis=(0, *range(2, wrong.ndim)))) if wrong.ndim > 1 else ()
-    first = int(positions[0]) if len(positions) else 0
+    by_position = wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != 1))
+    first = int(by_position.argmax()) if wrong.ndim > 1 else 0
     return Answer(name, inputs, difference(*pair), budget, actual, int(wrong.sum()), first, expected.size)
 
 

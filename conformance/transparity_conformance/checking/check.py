@@ -46,7 +46,7 @@ class Against(TypedDict, total=False):
 
 
 def check(
-    build: Port,
+    build: Port | str,
     preset: str | None = None,
     *,
     family: str | None = None,
@@ -79,7 +79,7 @@ def check(
 
     Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
-    if other:
+    if other or isinstance(build, str):
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit)
@@ -182,7 +182,7 @@ def name_of(build: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def assert_conforms(build: Port, preset: str | None = None, **options: Any) -> Report:
+def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
     """Fail with a table of what is wrong, where and why, unless the port agrees.
 
     Inconclusive is not agreement. Without a `config`, a `family` or `against`, the preset is `translation`; `options`

@@ -50,7 +50,7 @@ def numbers_of(tensor: Any) -> np.ndarray:
     """Return a copy of a tensor in float64."""
     import torch
 
-    return tensor.detach().to("cpu", torch.float64, copy=True).numpy()  # type: ignore[no-any-return]
+    return tensor.detach().to("cpu", torch.float64, copy=True).numpy()
 
 
 def listen_backward(
@@ -113,7 +113,7 @@ class _Recorder:
                 recorder.add_results(func, (args, kwargs or {}), result)
                 return result
 
-        with Mode():  # type: ignore[no-untyped-call]
+        with Mode():
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:

@@ -14,7 +14,7 @@ from flax import linen
 from jax import lax
 
 from transparity.errors import TransparityError
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.against.references.held import Walk, arrays_of
 from transparity_conformance.against.references.kinds import TracedReference, reference_of
 from transparity_conformance.running.loading import load_port
@@ -72,7 +72,7 @@ def decoder(framework: str, folder: Path, *, text: str | None = None, into: Path
 def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> None:
     theirs = decoder(reference, folder)
     for framework in FRAMEWORKS:
-        report = compare_modules(decoder(framework, folder), theirs, INPUTS)
+        report = check(decoder(framework, folder), against=theirs, inputs=INPUTS)
         assert (report.verdict, report.faults) == ("agrees", ()), framework
 
 
@@ -102,7 +102,7 @@ def test_a_fault_is_told_with_the_lines_of_both_frameworks(
     old, new, line = row_of(fault, port)
     text = (DECODERS / f"decoder_{port}.py").read_text(encoding="utf-8").replace(old, new)
     made = decoder(port, folder, text=text, into=tmp_path)
-    report = compare_modules(made, decoder(reference, folder), INPUTS)
+    report = check(made, against=decoder(reference, folder), inputs=INPUTS)
     assert report.verdict == "diverges"
     found = report.faults[0]
     assert found.source is not None

@@ -16,7 +16,7 @@ from typing import Any
 from meta.against.classes import configured
 from meta.against.power import lines_of_use
 from meta.trial import Measure
-from transparity_conformance.against.check import compare_modules
+from transparity_conformance import check
 from transparity_conformance.against.small.build import build
 from transparity_conformance.running.loading import load_file
 
@@ -48,7 +48,7 @@ class Trial:
         draft = load_file(self.file).Draft(model.config).eval()
         draft.load_state_dict(model.state_dict())
         begun = time.process_time()
-        report = compare_modules(draft, model)
+        report = check(draft, against=model)
         told = {fault.source["line"] for fault in report.faults if fault.source is not None}
         marked = marks(self.file.read_text(encoding="utf-8"))
         return {

@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Change, Program
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import agreeing
+from transparity_conformance.matching.values import agreeing, alike
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, Divergence
 
@@ -45,12 +45,21 @@ class Answer:
     """Numbers of the answer beyond the budget."""
     first: int
     """The first position with one of them; 0 for an answer of another shape."""
-    size: int
-    """Numbers of the reference's answer."""
+    shape: tuple[int, ...]
+    """The shape of the reference's answer."""
 
     @property
     def agrees(self) -> bool:
         return self.error <= self.budget
+
+    @property
+    def size(self) -> int:
+        """Numbers of the reference's answer."""
+        return math.prod(self.shape)
+
+    @property
+    def is_misshapen(self) -> bool:
+        return self.actual.shape != self.shape
 
     @property
     def is_padded(self) -> bool:
@@ -100,15 +109,15 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     expected, budget = reference.near(inputs)
     actual = np.asarray(port(inputs), np.float64)
     if actual.shape != expected.shape:
-        return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.size)
+        return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     kept = reference.kept(inputs, expected.shape)
-    pair = (actual, expected) if kept is None else (actual[kept], expected[kept])
+    pair = alike(actual, expected, kept)
     if difference(*pair) > budget:  # one point may err little by luck
         budget = max(budget, reference.answer(inputs)[1])
     wrong = ~(np.abs(actual - expected) <= budget) if kept is None else kept & ~(np.abs(actual - expected) <= budget)
     by_position = wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != 1))
     first = int(by_position.argmax()) if wrong.ndim > 1 else 0
-    return Answer(name, inputs, difference(*pair), budget, actual, int(wrong.sum()), first, expected.size)
+    return Answer(name, inputs, difference(*pair), budget, actual, int(wrong.sum()), first, expected.shape)
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
@@ -140,8 +149,10 @@ def _outcome(
     residual = departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
     faults = [_divergence(departures, each, residual, worst) for each in found]
-    unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe)
-    outcome = dataclasses.replace(outcome, faults=faults or [unlocated])
+    unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
+    shapes = f"{worst.probe}: the port's answer has the shape {worst.actual.shape}; the reference's has {worst.shape}"
+    notes = [shapes] if worst.is_misshapen else []
+    outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes)
     if not outcome.is_explained:
         return outcome
     probes = ", ".join(each.probe for each in (chosen, *(other.answer for other in others)))
@@ -167,7 +178,14 @@ def _divergence(departures: Departures, departure: Departure, residual: float, w
     source, theirs = (None if line is None else dataclasses.asdict(line) for line in lines)
     where = departure.step.module or "answer"
     return Divergence(
-        where, worst.error, worst.budget, causes, probe=worst.probe, source=source, reference_source=theirs
+        where,
+        worst.error,
+        worst.budget,
+        causes,
+        probe=worst.probe,
+        source=source,
+        reference_source=theirs,
+        is_misshapen=worst.is_misshapen,
     )
 
 

@@ -6,11 +6,13 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from transparity.errors import TransparityError
+from transparity.text import describe_error
 from transparity_conformance.against.rounding import moved
 from transparity_conformance.listening.program import (
     Program,
@@ -19,7 +21,9 @@ from transparity_conformance.listening.program import (
     float64_defaults,
     record_program,
 )
+from transparity_conformance.matching.values import alike, largest
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
+from transparity_conformance.report.comparison import difference
 from transparity_conformance.running.inputs import answer_in, arrays
 
 Inputs = Mapping[str, np.ndarray]
@@ -59,13 +63,17 @@ class Reference:
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the difference that the reference's own error here explains: one point may
         err little by luck, so that a port beyond it is held to the budget of `answer`."""
-        model = self.exact  # which is not made within the context
-        with exactly():
-            answer = self.answer_of(model, inputs)
+        answer = self.exactly_of(self.exact, inputs)
+        return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
+
+    def budget(self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+        """Return what rounding explains of an answer, from exact and rounded answers at some points.
+
+        Padding and masked scores are not counted, nor what is not finite in both.
+        """
         kept = self.kept(inputs, answer.shape)
-        exact, own = (each if kept is None else each[kept] for each in (answer, self.answer_of(self.rounded, inputs)))
-        noise = float(np.abs(exact - own).max())
-        return answer, RULES[self.dtype].budget(noise, epsilon(self.dtype), float(np.abs(exact).max()))
+        noise = max(difference(*alike(exact, rounded, kept)) for exact, rounded in points)
+        return RULES[self.dtype].budget(noise, epsilon(self.dtype), largest(answer if kept is None else answer[kept]))
 
     @functools.cached_property
     def rounded(self) -> Any:
@@ -76,24 +84,28 @@ class Reference:
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
-        rule, noise, model = RULES[self.dtype], 0.0, self.exact
-        with exactly():
-            answer = self.answer_of(model, inputs)
-        kept = self.kept(inputs, answer.shape)
-        counted = answer if kept is None else answer[kept]
+        answer, points = self.exactly_of(self.exact, inputs), []
         for point, rounded in self.neighbours:
-            with exactly():
-                exact = self.answer_of(point, inputs)
-            apart = np.abs(exact - self.answer_of(rounded, inputs))
-            noise = float(np.maximum(noise, (apart if kept is None else apart[kept]).max()))  # keeps NaN
-        return answer, rule.budget(noise, epsilon(self.dtype), float(np.abs(counted).max()))
+            points.append((self.exactly_of(point, inputs), self.answer_of(rounded, inputs)))
+        return answer, self.budget(inputs, answer, points)
+
+    def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
+        """Return the answer of a module like this one with all of its parts in float64."""
+        with exactly():
+            return self.answer_of(model, inputs)
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
         """Return the answer of a module like this one."""
         import torch
 
-        with torch.no_grad():
-            answer = answer_in(model(**self.given(model, inputs)))
+        try:
+            with torch.no_grad():
+                answer = answer_in(model(**self.given(model, inputs)))
+        except Exception as error:  # the reference is the user's code
+            raise TransparityError(
+                f"The reference {self.name} raised {describe_error(error)} on {_shapes(inputs)}; expected an "
+                "answer. Give inputs that it takes, by the names of its arguments."
+            ) from error
         return np.asarray(answer.detach().double().numpy())
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
@@ -122,6 +134,8 @@ class Reference:
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
         """Return a mask of the numbers to compare, which leaves padding out; None compares all."""
+        if len(shape) < 3:  # a pooled answer has no positions, even if it is as wide as the text is long
+            return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
         mask = next((mask for mask in masks if mask.shape == tuple(shape[:2]) and not mask.all()), None)
         if mask is None:
@@ -146,6 +160,10 @@ class Reference:
     def numbers(self) -> list[float]:
         """Numbers of the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
+
+
+def _shapes(inputs: Inputs) -> str:
+    return ", ".join(f"{name} {' × '.join(map(str, value.shape))}" for name, value in inputs.items())
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ def fingerprint(value: Any) -> np.ndarray | None:
     if numbers is None or numbers.size < 2 or np.isnan(numbers).any():
         return None
     if numbers.min() < EXACT_MASK_BELOW or numbers.max() > HUGE:
-        numbers = np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
+        numbers = plain(numbers)
     numbers = np.sort(numbers)
     inside = (numbers != numbers[0]) & (numbers != numbers[-1])
     return numbers if inside.any() else None
@@ -65,6 +65,20 @@ class Known:
             return []
         near = np.abs(rows[ends] - numbers).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
+
+
+def alike(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is kept of two arrays, with one number for all masked scores and one for what is as good as
+    infinite; a pair of other shapes as it is."""
+    if one.shape != other.shape:
+        return one, other
+    a, b = (plain(each if kept is None else each[kept]) for each in (one, other))
+    return a, b
+
+
+def plain(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers with one for all masked scores, and one for what is as good as infinite."""
+    return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def largest(numbers: np.ndarray) -> float:

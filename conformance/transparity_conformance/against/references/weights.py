@@ -176,7 +176,8 @@ class _Search:
             if set(parts) <= confirmed and (self._has(step, known) or not self._tells(step)):
                 continue
             if not self._has(step, known):
-                if not all(self._is_in(index, known) for index in self._operands(step)):
+                before = {name for each in self._makers(step, whole) for name in self.parts_of(each, whole)}
+                if parts and not before <= confirmed:
                     continue  # what it computes with is lost before
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step, whole)
                 for tried in itertools.islice(some, MOST_TRIES):
@@ -194,21 +195,13 @@ class _Search:
         names = [name for name in self._names(step) if name in whole]
         return [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
 
-    def _is_in(self, index: int, known: Known) -> bool:
-        numbers = fingerprint(self.program.values[index])
-        return numbers is None or bool(known.among(numbers, self.within.get(index, 0.0)))
-
     def _tells(self, step: Step) -> bool:
         return short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
 
     def _exchanges(self, now: Paired, step: Step, whole: Tensors) -> Iterator[Paired]:
         """The pairs with the tensors of two operations of one operand exchanged: each has a value in the port, but one
         that is computed further in another way, as with the gate of a feed-forward."""
-        waiting, near = [step], list[Step]()
-        while waiting:
-            makers = [self.program.steps[number] for number in self.program.makers(waiting.pop().number)]
-            near += [each for each in makers if self.parts_of(each, whole)]
-            waiting += [each for each in makers if not self.parts_of(each, whole)]
+        near = self._makers(step, whole)
         every = [each for each in self.program.steps if self.parts_of(each, whole)]
         for one, other in itertools.product(near, every):
             pair = frozenset((one.number, other.number))
@@ -221,6 +214,18 @@ class _Search:
                 for a, b in zip(mine, yours, strict=True):
                     places[a], places[b] = now.places[b], now.places[a]
                 yield Paired(places)
+
+    def _makers(self, step: Step, whole: Tensors) -> list[Step]:
+        """Return the last steps with tensors of their own before a step."""
+        waiting, near, seen = [step.number], list[Step](), set[int]()
+        while waiting:
+            for number in self.program.makers(waiting.pop()) - seen:
+                seen.add(number)
+                if self.parts_of(self.program.steps[number], whole):
+                    near.append(self.program.steps[number])
+                else:
+                    waiting.append(number)
+        return near
 
     def _operands(self, step: Step) -> set[int]:
         """The values, views aside, that a step computes with beside parameters."""
@@ -292,9 +297,9 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
             ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
             if not ours or ours == theirs or NUMBER.sub("#", name) != NUMBER.sub("#", known):
                 continue
-            numbers = dict(zip(theirs, ours, strict=True))
-            place = found[known]
-            wanted = replace(place, name=NUMBER.sub(lambda each: numbers.get(each[0], each[0]), place.name))
+            place, numbers = found[known], dict(zip(theirs, ours, strict=True))
+            parts = re.split(r"(\d+)", place.name)
+            wanted = replace(place, name="".join(numbers.get(each, each) for each in parts))
             holder = next((each for each, old in found.items() if _same(old, wanted)), None)
             if holder is not None and holder not in confirmed:
                 found[holder], found[name] = found[name], wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,15 +194,48 @@ def test_a_mistake_of_the_user_is_one_sentence(
     assert says in re.sub(r"\s+", " ", result.output)
 
 
-def test_tensors_with_other_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path, "port", THEIRS.replace("self.norm2", "self.second"))
-    written(tmp_path, "theirs", THEIRS)
-    (tmp_path / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.ones((1, 3), int)}]")
+FUSED = {
+    "self.norm2": "self.second",
+    "self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))": (
+        "self.out, self.qkv = nn.Linear(16, 16), nn.Linear(16, 48)"
+    ),
+    "self.heads(self.query(x)), self.heads(self.key(x)), self.heads(self.value(x))": (
+        "(self.heads(each) for each in self.qkv(x).chunk(3, -1))"
+    ),
+    "self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24)": (
+        "self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24)"
+    ),
+}
+"""Tensors with other names and in another order, and three in one."""
+
+
+def checked_with(text: str, folder: Path) -> Any:
+    written(folder, "port", text)
+    written(folder, "theirs", THEIRS)
+    (folder / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.arange(14).reshape(2, 7)}]")
     command = ["check", "port.py:Model", "--against", "theirs.py:Model", "--inputs", "inputs.py"]
-    result = CliRunner().invoke(app, command)
+    return CliRunner().invoke(app, command)
+
+
+def test_tensors_with_other_names_are_paired_by_what_the_port_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = THEIRS
+    for old, new in FUSED.items():
+        assert old in text
+        text = text.replace(old, new)
+    result = checked_with(text, tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "paired by the order" not in result.output
+
+
+def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = checked_with(THEIRS.replace("nn.Linear(24, 16)", "nn.Linear(24, 16, bias=False)"), tmp_path)
     assert result.exit_code == 2
-    assert "layers.0.norm2.weight" in result.output
+    assert "has no counterpart in the port" in re.sub(r"\s+", " ", result.output)
+    assert ".bias" in result.output
 
 
 def test_a_program_runs_again_to_the_same_numbers_and_with_a_change() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,8 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Program, Step
 from transparity_conformance.matching.values import Known, fingerprint
 from transparity_conformance.running.process.running import ask
+
+NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
 """Places that are tried for the tensors of one operation, the likely ones first. A bound on time alone."""
@@ -164,17 +167,22 @@ class _Search:
         listen: Callable[[Tensors], Sequence[Operation]],
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
+        self.exchanged = set[frozenset[int]]()
+        """Pairs of operations whose tensors were exchanged."""
 
     def run(self, now: Paired, whole: Tensors) -> Paired:
         """Return the pairs with which the port has the value of each operation that uses tensors, where there are."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
-            names = [name for name in self._names(step) if name in whole]
-            parts = [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
-            if not parts or set(parts) <= confirmed:
+            parts = self.parts_of(step, whole)
+            if set(parts) <= confirmed and (self._has(step, known) or not self._tells(step)):
                 continue
             if not self._has(step, known):
-                for tried in itertools.islice(self._alternatives(now, parts, confirmed), MOST_TRIES):
+                before = {name for each in self._makers(step, whole) for name in self.parts_of(each, whole)}
+                if parts and not before <= confirmed:
+                    continue  # what it computes with is lost before
+                some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step, whole)
+                for tried in itertools.islice(some, MOST_TRIES):
                     heard = self._known(tried)
                     if self._has(step, heard):
                         now, known = tried, heard
@@ -182,7 +190,54 @@ class _Search:
                 else:
                     continue
             confirmed |= set(parts)
-        return replace(now, confirmed=frozenset(confirmed))
+        return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
+
+    def parts_of(self, step: Step, whole: Tensors) -> list[str]:
+        """Return the tensors of its own that a step computes with."""
+        names = [name for name in self._names(step) if name in whole]
+        return [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
+
+    def _tells(self, step: Step) -> bool:
+        return short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
+
+    def _exchanges(self, now: Paired, step: Step, whole: Tensors) -> Iterator[Paired]:
+        """The pairs with the tensors of two operations of one operand exchanged: each has a value in the port, but one
+        that is computed further in another way, as with the gate of a feed-forward."""
+        near = self._makers(step, whole)
+        every = [each for each in self.program.steps if self.parts_of(each, whole)]
+        for one, other in itertools.product(near, every):
+            pair = frozenset((one.number, other.number))
+            if one is other or pair in self.exchanged or not self._operands(one) & self._operands(other):
+                continue
+            self.exchanged.add(pair)
+            places = dict(now.places)
+            mine, yours = self.parts_of(one, whole), self.parts_of(other, whole)
+            if [self.theirs[each].shape for each in mine] == [self.theirs[each].shape for each in yours]:
+                for a, b in zip(mine, yours, strict=True):
+                    places[a], places[b] = now.places[b], now.places[a]
+                yield Paired(places)
+
+    def _makers(self, step: Step, whole: Tensors) -> list[Step]:
+        """Return the last steps with tensors of their own before a step."""
+        waiting, near, seen = [step.number], list[Step](), set[int]()
+        while waiting:
+            for number in self.program.makers(waiting.pop()) - seen:
+                seen.add(number)
+                if self.parts_of(self.program.steps[number], whole):
+                    near.append(self.program.steps[number])
+                else:
+                    waiting.append(number)
+        return near
+
+    def _operands(self, step: Step) -> set[int]:
+        """The values, views aside, that a step computes with beside parameters."""
+        return {index for _, item in references(step) if (index := self._root(item.index)) not in self.program.given}
+
+    def _root(self, index: int) -> int:
+        maker, steps = self.program.maker, self.program.steps
+        while index in maker and short(steps[maker[index]]) in VIEWS and steps[maker[index]].inputs:
+            index = steps[maker[index]].inputs[0]
+        return index
 
     def _known(self, pairs: Paired) -> Known:
         operations = self.listen(pairs.values(self.theirs, self.port))
@@ -209,7 +264,7 @@ class _Search:
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
         """The pairs with other places of some tensors, which are exchanged with those that had these places."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
-        combined = sorted(itertools.product(*map(enumerate, choices)), key=lambda each: sum(n for n, _ in each))
+        combined = sorted(itertools.product(*map(enumerate, choices)), key=_unlikeliness)
         for chosen in combined:
             places = dict(now.places)
             for name, (_, place) in zip(parts, chosen, strict=True):
@@ -220,20 +275,44 @@ class _Search:
                 yield Paired(places)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        for other, place in sorted(now.places.items(), key=lambda each: each[0] != name):
-            value = self.theirs[name]
-            if other in confirmed or not _fits(place, value, self.port):
-                continue
-            turned = self._turned_for(name, place)
-            yield turned
-            if value.ndim == 2 and value.shape[0] == value.shape[1]:
-                yield replace(turned, is_transposed=not turned.is_transposed)
+        """The places that a tensor may have, its own first; transposed, if it is square, last."""
+        value = self.theirs[name]
+        others = sorted(now.places.items(), key=lambda each: each[0] != name)
+        found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
+        found = [self._turned_for(name, place) for place in found]
+        yield from found
+        if value.ndim == 2 and value.shape[0] == value.shape[1]:
+            yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
         """A place for a tensor, transposed if that has its shape."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
+
+
+def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
+    """The places with those of a layer behind a fault as they are in the layers before it."""
+    found = dict(places)
+    for name in [each for each in places if each not in confirmed]:
+        for known in confirmed:
+            ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
+            if not ours or ours == theirs or NUMBER.sub("#", name) != NUMBER.sub("#", known):
+                continue
+            place, numbers = found[known], dict(zip(theirs, ours, strict=True))
+            parts = re.split(r"(\d+)", place.name)
+            wanted = replace(place, name="".join(numbers.get(each, each) for each in parts))
+            holder = next((each for each, old in found.items() if _same(old, wanted)), None)
+            if holder is not None and holder not in confirmed:
+                found[holder], found[name] = found[name], wanted
+                break
+    return found
+
+
+def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
+    """A map and its bias are likely to be of one module, at one place in it; then the first choices."""
+    owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
+    return len(owners), sum(number for number, _ in chosen)
 
 
 def _same(a: Place, b: Place) -> bool:

@@ -15,8 +15,8 @@ from transparity_conformance.against.comparer import Comparer, Comparison, chang
 from transparity_conformance.against.departures import Departure, Departures
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.against.rounding import shares
 from transparity_conformance.against.search import EditSearch
+from transparity_conformance.against.values import shares
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation

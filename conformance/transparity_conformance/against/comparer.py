@@ -12,7 +12,7 @@ import numpy as np
 
 from transparity_conformance.against.edits.edit import At, Edit
 from transparity_conformance.against.flow import DataFlow
-from transparity_conformance.against.rounding import shares
+from transparity_conformance.against.values import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.against.rounding import moved
+from transparity_conformance.against.values import moved
 from transparity_conformance.listening.program import (
     Program,
     decomposed,

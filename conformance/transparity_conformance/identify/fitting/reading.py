@@ -83,7 +83,9 @@ def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """The vectors with which a norm of queries or keys is an operation, over what they are normed, and the result."""
-    sizes = {"head": x.shape[3], "projection": x.shape[1] * x.shape[3]}
+    sizes = {"head": x.shape[3]}
+    if found.fields["projection"] == "full":
+        sizes["projection"] = x.shape[1] * x.shape[3]
     before = found.fields.get("query_key_norm_over")
     for over, size in sizes.items() if before is None else [(before, sizes[before])]:
         config = found.config(query_key_norm=True, query_key_norm_over=over)

@@ -236,7 +236,7 @@ def _gated(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention | None:
     """An attention whose context is multiplied by the sigmoid of a map of its input; None if it has no such gate."""
-    for value in reversed(projections):
+    for value in reversed(projections if len(projections) > 1 else ()):
         rest = [one for one in projections if one is not value]
         own = [one for one in rest if len(one.made) == len(output.given)]
         of_memory = [one for one in rest if one not in own]

@@ -24,7 +24,8 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
 
-Option, Taken = TypeVar("Option"), TypeVar("Taken")
+Option = TypeVar("Option")
+Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:

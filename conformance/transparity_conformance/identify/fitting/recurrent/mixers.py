@@ -209,10 +209,11 @@ class _Layer:
         """
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
-        betas, skips, mixer = [left[-heads:], left[:heads]], [None], "gated-delta"
+        betas, mixer = [left[-heads:], left[:heads]], "gated-delta"
+        skips: list[str | None] = [None]
         if len(left) == self.wide:
-            names = [name for name, value in self.values.items() if value.shape == (heads,) and name not in rates.names]
-            betas, skips, mixer = [[]], names, "state-space"
+            betas, mixer = [[]], "state-space"
+            skips = [each for each, x in self.values.items() if x.shape == (heads,) and each not in rates.names]
         elif len(left) != self.wide + heads:
             return
         keys = (len(self.convolved) - self.wide) // 2

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.masks import read_masks
 from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.reading import read_attention
@@ -17,6 +16,7 @@ from transparity_conformance.identify.fitting.structure import Attention, FeedFo
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import Embedding
 from transparity_conformance.identify.fitting.values.experts import Experts, read_experts
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.head import (
     activation_of,
     final_softcap,

@@ -19,13 +19,13 @@ from transparity_conformance.identify.fitting.calls.inputs import (
     with_further,
 )
 from transparity_conformance.identify.fitting.configuration import configuration_of
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.scores import scores_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe

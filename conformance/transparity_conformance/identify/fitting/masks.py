@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from transparity.config import FULL, SLIDING, MaskOrder, repeating
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
 from transparity_conformance.identify.fitting.subject import RecordedCall
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 

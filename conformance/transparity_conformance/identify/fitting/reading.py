@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.parts import Parts, Stack
 from transparity_conformance.identify.fitting.structure import Attention
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import DIGITS, SAME, difference, digits, is_same, settle
 from transparity_conformance.identify.fitting.values.rotary import rotary, rotated_among
 from transparity_conformance.identify.fitting.values.scores import (

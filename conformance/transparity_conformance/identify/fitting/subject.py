@@ -12,11 +12,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
-from transparity_conformance.identify.alignment.values.candidates import PortValues
 from transparity_conformance.identify.alignment.values.loops import stacked
-from transparity_conformance.identify.fitting.values.numbers import SAME
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
@@ -63,9 +62,8 @@ class RecordedCall:
         return self._computed.nearest(activation) is not None
 
     @functools.cached_property
-    def _computed(self) -> PortValues:
-        values = [each.value for each in self.operations]
-        return PortValues(values, [each.inputs for each in self.operations], 1, SAME, [None] * len(values))
+    def _computed(self) -> Recorded:
+        return Recorded(self.operations, self.output)
 
 
 class Fitted(Protocol):

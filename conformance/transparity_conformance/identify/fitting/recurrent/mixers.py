@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import recording
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.columns import Columns
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
 from transparity_conformance.identify.fitting.subject import ForeignError
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from transparity.config import FULL, repeating
-from transparity_conformance.identify.fitting.found import FoundFields
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence, Taken, taken_apart
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, RecordedCall
+from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 
 LINEAR = "linear_attention"

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         noise = draw.standard_normal(shape)
         weights[name] = (1 + 0.3 * noise if len(shape) == 1 else noise / shape[-1] ** 0.5).astype(np.float32)
     found = tmp_path_factory.mktemp("weights")
-    np.savez(found / "weights.npz", **weights)
+    np.savez(found / "weights.npz", **dict[str, Any](weights))
     return found
 
 
@@ -197,7 +197,7 @@ class Linen(linen.Module):
 def test_modules_pairs_and_closures_are_references() -> None:
     table = np.random.default_rng(0).standard_normal((37, 12)).astype(np.float32)
     weight = torch.from_numpy(table[:12])
-    pair = (lambda parameters, tokens: parameters["table"][tokens] @ parameters["map"][0], {"map": (SQUARE,)})
+    pair: Any = (lambda parameters, tokens: parameters["table"][tokens] @ parameters["map"][0], {"map": (SQUARE,)})
     pair[1]["table"] = EMBEDDING
     made = {"linen": Linen(), "pair": pair, "closure": lambda tokens: torch.from_numpy(table)[tokens] @ weight}
     references = {name: reference_of(name, each) for name, each in made.items()}
@@ -251,7 +251,7 @@ def test_what_cannot_be_followed_is_an_error_and_no_verdict(made: Any, says: str
 def test_a_wrong_meaning_of_a_primitive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from transparity_conformance.against.references.primitives import MEANINGS
 
-    monkeypatch.setitem(MEANINGS, "tanh", lambda x, **_: torch.sin(x))  # type: ignore[misc]
+    monkeypatch.setitem(MEANINGS, "tanh", lambda x, **_: torch.sin(x))
     reference = reference_of("theirs", with_scan)
     assert isinstance(reference, TracedReference)
     with pytest.raises(TransparityError, match="cannot be followed"):

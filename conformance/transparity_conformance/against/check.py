@@ -29,6 +29,7 @@ from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
@@ -66,6 +67,8 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
 
     A second reference is called like the port, and the report says which of the three stands alone.
     """
+    if asked.dtype not in RULES:
+        raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
     if others[1:]:
         raise UsageError(f"{len(others) + 1} references were given; expected one, or two to tell which stands alone.")
@@ -247,7 +250,12 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
+    if given:
+        reference.check(next(iter(given.values())))
     outcome = sides.compared(given)
+    if reference.others:
+        more = f"{reference.others} more array{'s' * (reference.others > 1)}"
+        left_out.append(f"the reference returns {more}: the first is compared alone")
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]

@@ -21,10 +21,10 @@ from transparity_conformance.listening.program import (
     float64_defaults,
     record_program,
 )
-from transparity_conformance.matching.values import alike, largest
+from transparity_conformance.matching.values import largest, plain
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
-from transparity_conformance.report.comparison import difference
-from transparity_conformance.running.inputs import answer_in, arrays
+from transparity_conformance.report.comparison import gap
+from transparity_conformance.running.inputs import answer_in, arrays, arrays_in
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -37,6 +37,8 @@ class Reference:
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
+        self.others = 0
+        """Further arrays in what the last call returned."""
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -72,8 +74,23 @@ class Reference:
         Padding and masked scores are not counted, nor what is not finite in both.
         """
         kept = self.kept(inputs, answer.shape)
-        noise = max(difference(*alike(exact, rounded, kept)) for exact, rounded in points)
-        return RULES[self.dtype].budget(noise, epsilon(self.dtype), largest(answer if kept is None else answer[kept]))
+        counted = answer if kept is None else answer[kept]
+        if not np.isfinite(counted).any():
+            raise TransparityError(
+                f"The reference {self.name} gives no number to compare on {_shapes(inputs)}: its answer is empty or "
+                "not finite, or a mask hides all of it. Give other inputs."
+            )
+        noise = max(gap(*(plain(each if kept is None else each[kept]) for each in pair)) for pair in points)
+        return RULES[self.dtype].budget(noise, epsilon(self.dtype), largest(counted))
+
+    def check(self, inputs: Inputs) -> None:
+        """Raise `TransparityError` if the answer to the same call is another one at the second time."""
+        first, again = (self.near(inputs)[0] for _ in range(2))
+        if not np.array_equal(first, again, equal_nan=True):
+            raise TransparityError(
+                f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; expected the "
+                "same answer. Fix what it draws at random, or keeps between calls."
+            )
 
     @functools.cached_property
     def rounded(self) -> Any:
@@ -100,7 +117,8 @@ class Reference:
 
         try:
             with torch.no_grad():
-                answer = answer_in(model(**self.given(model, inputs)))
+                returned = model(**self.given(model, inputs))
+            answer, self.others = answer_in(returned), len(arrays_in(returned)) - 1
         except Exception as error:  # the reference is the user's code
             raise TransparityError(
                 f"The reference {self.name} raised {describe_error(error)} on {_shapes(inputs)}; expected an "

@@ -39,10 +39,6 @@ Change = Callable[[Values], Any]
 """What a step makes instead, from the values before it."""
 
 
-Place = tuple[CodeType, int]
-"""A place in code: the instruction at an offset."""
-
-
 @dataclass(frozen=True)
 class Ref:
     """A tensor among the arguments of a step."""

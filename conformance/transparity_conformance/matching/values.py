@@ -67,15 +67,6 @@ class Known:
         return [int(index) for index in indices[ends][near]]
 
 
-def alike(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is kept of two arrays, with one number for all masked scores and one for what is as good as
-    infinite; a pair of other shapes as it is."""
-    if one.shape != other.shape:
-        return one, other
-    a, b = (plain(each if kept is None else each[kept]) for each in (one, other))
-    return a, b
-
-
 def plain(numbers: np.ndarray) -> np.ndarray:
     """Return numbers with one for all masked scores, and one for what is as good as infinite."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)

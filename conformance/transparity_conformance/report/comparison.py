@@ -125,6 +125,9 @@ def as_numbers(value: Any) -> np.ndarray:
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX
         value = importlib.import_module("jax.experimental.multihost_utils").process_allgather(value, tiled=True)
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():  # the numbers, whatever a subclass makes of them
+                value = torch.Tensor.as_subclass(value, torch.Tensor)
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     if str(getattr(value, "dtype", "")) == "mlx.core.bfloat16":

@@ -255,6 +255,14 @@ def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> di
     return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
+def arrays_in(returned: Any) -> list[Any]:
+    """Return the arrays in what a model returned: itself, or those of a tuple or a mapping of outputs."""
+    nested = list(returned.values()) if isinstance(returned, Mapping) else returned
+    if isinstance(nested, tuple | list):
+        return [array for each in nested for array in arrays_in(each)]
+    return [nested] if hasattr(nested, "shape") and hasattr(nested, "dtype") else []
+
+
 def answer_in(returned: Any) -> Any:
     """The logits, or hidden states, in what a model returned; raises `PortError` if there are none."""
     found = returned

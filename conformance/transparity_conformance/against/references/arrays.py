@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-import torch._numpy as emulated
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity_conformance.against.references.held import Walk
@@ -24,6 +24,8 @@ from transparity_conformance.listening.source import functions_of
 COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
 CONSTANTS = (*COMMUTATIVE, "aten.sub.Tensor", "aten.div.Tensor")
 """Operations whose second operand may be a number."""
+
+emulated: Any = importlib.import_module("torch._numpy")
 
 
 def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of: Callable[[Any], Any]) -> Program:
@@ -85,7 +87,7 @@ def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorde
             if (other := _other(value, whole)) is not value:
                 names[name] = other
                 undo.callback(names.__setitem__, name, value)
-    hooks = {
+    hooks: dict[str, Callable[..., Any]] = {
         "__array_ufunc__": lambda _, ufunc, method, *given, **named: _hooked(whole, ufunc, method, given, named),
         "__array_function__": lambda _, function, kinds, given, named: _hooked(
             whole, function, "__call__", given, named

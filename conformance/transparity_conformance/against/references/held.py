@@ -91,7 +91,12 @@ class Walk:
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the arrays that an object holds, with their names; one with two names has the first."""
     found: list[tuple[str, Any]] = []
-    Walk(lambda path, array: found.append((path, array)) or array)(node)
+
+    def keep(path: str, array: Any) -> Any:
+        found.append((path, array))
+        return array
+
+    Walk(keep)(node)
     yield from found
 
 

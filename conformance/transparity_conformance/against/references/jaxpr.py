@@ -187,7 +187,7 @@ def _in(value: Any, precision: torch.dtype) -> Any:
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
     if isinstance(value, core.Jaxpr):  # as the sum that a scatter makes
-        avals = [each.aval for each in value.invars]
+        avals: list[Any] = [each.aval for each in value.invars]
         given = [jax.ShapeDtypeStruct(each.shape, dtype if each.dtype.kind == "f" else each.dtype) for each in avals]
         return jax.make_jaxpr(lambda *args: eval_jaxpr(value, (), *args))(*given).jaxpr
     return value

@@ -39,7 +39,8 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
     if is_instance(made, "flax.linen", "Module"):
         made = initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        made = functools.partial(*made)
+        function, parameters = made
+        made = functools.partial(function, parameters)
     if not callable(made):
         raise TransparityError(f"{name} made {shown(made)}; expected a module, or a function of its inputs.")
     return TracedReference(name, made, dtype)
@@ -49,7 +50,7 @@ class TracedReference(Reference):
     """A function or an object of any framework, which takes `inputs` by the names of its arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
-        self.name, self.model, self.dtype = name, model, dtype
+        self.name, self.model, self.dtype, self.others = name, model, dtype, 0
         self.framework = _framework_of(model)
         if self.framework not in RECORDERS:
             raise TransparityError(f"{name} uses {self.framework}; expected PyTorch, JAX or NumPy.")

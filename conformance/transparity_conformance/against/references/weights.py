@@ -301,7 +301,7 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
                 continue
             place, numbers = found[known], dict(zip(theirs, ours, strict=True))
             parts = re.split(r"(\d+)", place.name)
-            wanted = replace(place, name="".join(numbers.get(each, each) for each in parts))
+            wanted = replace(place, name="".join(str(numbers.get(each, each)) for each in parts))
             holder = next((each for each, old in found.items() if _same(old, wanted)), None)
             if holder is not None and holder not in confirmed:
                 found[holder], found[name] = found[name], wanted

@@ -1,0 +1,90 @@
+"""References that cannot be compared with are refused in one sentence; what an answer leaves out is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.looping import for_each
+from torch import Tensor, nn
+
+from transparity.errors import TransparityError
+from transparity_conformance import check
+from transparity_conformance.report.check.findings import sentence
+
+INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}]
+HIDDEN = torch.arange(8) > 5
+
+
+class Model(nn.Module):
+    """An embedding and a map, and what is done with their result."""
+
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.map, self.end = nn.Embedding(10, 8), nn.Linear(8, 8), end
+        self.calls = 0
+
+    def forward(self, tokens: Tensor) -> Any:
+        self.calls += 1
+        return self.end(self.map(self.embedding(tokens)))
+
+
+class Counting(Model):
+    def forward(self, tokens: Tensor) -> Any:
+        return super().forward(tokens) * self.calls
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+REFUSED = {
+    "random": (Model(lambda x: x + torch.randn_like(x)), "differently at the second call"),
+    "counting": (Counting(same), "differently at the second call"),
+    "raising": (Model(lambda x: x @ x), "raised RuntimeError"),
+    "empty": (Model(lambda x: x[:, :0]), "gives no number to compare"),
+    "not finite": (Model(lambda x: x * torch.nan), "gives no number to compare"),
+}
+
+
+@for_each("name", REFUSED)
+def test_a_reference_that_cannot_be_one_is_refused(name: str) -> None:
+    model, says = REFUSED[name]
+    with pytest.raises(TransparityError, match=says):
+        check(Model(same), against=model, inputs=INPUTS)
+
+
+@for_each("given", [{"inputs": [{"ids": np.ones((1, 3), int)}]}, {"inputs": INPUTS, "dtype": "float8"}, {}])
+def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> None:
+    with pytest.raises(TransparityError, match="expected|give the inputs"):
+        check(Model(same), against=Model(same), **given)
+
+
+def test_masked_scores_are_one_number_and_set_no_budget() -> None:
+    lowest = torch.finfo(torch.float32).min
+    theirs = Model(lambda x: x.masked_fill(HIDDEN, -1e9))
+    right, wrong = Model(lambda x: x.masked_fill(HIDDEN, lowest)), Model(lambda x: (2 * x).masked_fill(HIDDEN, -1e9))
+    assert check(right, against=theirs, inputs=INPUTS).verdict == "agrees"
+    assert check(wrong, against=theirs, inputs=INPUTS, budget=0).verdict == "diverges"
+
+
+@for_each("other", [torch.nan, 7.0])
+def test_numbers_that_are_not_finite_have_to_be_the_same(other: float) -> None:
+    theirs, port = (Model(lambda x, fill=fill: x.masked_fill(HIDDEN, fill)) for fill in (torch.nan, other))
+    report = check(port, against=theirs, inputs=INPUTS, budget=0)
+    assert report.verdict == ("agrees" if np.isnan(other) else "diverges")
+
+
+def test_an_answer_of_another_shape_is_told() -> None:
+    report = check(Model(lambda x: x.mT), against=Model(same), inputs=INPUTS, budget=0)
+    assert report.verdict == "diverges" and "of another shape" in sentence(report)
+    assert any("(2, 8, 5); the reference's has (2, 5, 8)" in note for note in report.notes)
+
+
+def test_further_outputs_are_not_compared() -> None:
+    report = check(Model(lambda x: (x, x.sum(1))), against=Model(lambda x: (x, x.mean(1))), inputs=INPUTS)
+    assert any("returns 1 more array" in each for each in report.not_compared)

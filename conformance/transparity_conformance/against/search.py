@@ -14,24 +14,10 @@ import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.edits.edit import VIEWS, Context, Edit, short
-from transparity_conformance.against.edits.fitted import roundings, scales
-from transparity_conformance.against.edits.functions import functions
-from transparity_conformance.against.edits.masks import masks
-from transparity_conformance.against.edits.numbers import numbers
-from transparity_conformance.against.edits.operands import operands
-from transparity_conformance.against.edits.orders import orders
-from transparity_conformance.against.edits.parameters import parameters, uses
-from transparity_conformance.against.edits.segments import operands_alone, segments, steps_before
+from transparity_conformance.against.edits.table import LATER, SIMPLE, Maker
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step
 from transparity_conformance.matching.values import Known, agreeing, fingerprint
-
-Maker = Callable[[At, Context], Iterator[Edit]]
-
-SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, masks)
-
-LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
-"""Edits of which there are many at each step, or whose numbers are taken from the port; they are tried later."""
 
 LAG = 2
 """How much nearer edits are tried that are fitted, or many."""

@@ -91,7 +91,7 @@ def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
     [
         ({"against": "transformers"}, "needs a configuration"),
         ({"against": Theirs}, "no configuration of transformers to draw inputs from"),
-        ({"against": len, "inputs": INPUTS}, "expected a PyTorch module"),
+        ({"against": len, "inputs": INPUTS}, "cannot be recorded"),
         ({"against": Theirs, "inputs": {"tokens": 1}}, "expected a list of dicts of arrays"),
         ({"inputs": INPUTS}, "or give against"),
         ({"against": Theirs, "inputs": INPUTS, "family": "llama"}, "leave out the other options"),

@@ -235,7 +235,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     import torch
 
     name = _name_of(given)
-    make = load_port(given) if isinstance(given, str) else given
+    make = load_port(given, "reference") if isinstance(given, str) else given
     model = make
     if isinstance(given, str) or _is_maker(given, folder):
         torch.manual_seed(0)

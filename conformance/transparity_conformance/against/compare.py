@@ -150,7 +150,8 @@ def _outcome(
         found = list(map(_without_edit, found))
     residual = departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))
-    faults = [_divergence(departures, each, residual, worst) for each in found]
+    told = [_divergence(departures, each, residual, worst) for each in found]
+    faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
     shapes = f"{worst.probe}: the port's answer has the shape {worst.actual.shape}; the reference's has {worst.shape}"
     notes = [shapes] if worst.is_misshapen else []

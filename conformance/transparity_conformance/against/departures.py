@@ -118,8 +118,9 @@ class Departures:
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
             after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
             if after is not None and len(after.lost) < len(now.lost):
+                first = next((each for each in fronts if self.comparer.port.leads_to(each, operation)), fronts[0])
                 matched = now.matched.keys()
-                return Departure(operation, program.steps[number], None, [number], (), matched, tensor), after
+                return Departure(first, program.steps[number], None, [number], (), matched, tensor), after
         step = program.steps[steps[0] if steps else max(self.comparer.relevant)]
         operation = port[0] if port else len(self.comparer.port.operations) - 1
         return Departure(operation, step, None, [], (), now.matched.keys()), None

@@ -88,7 +88,7 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
     """Return a list of dicts of arrays, or `inputs` in a Python file, which is one or a function that returns one."""
     if not isinstance(given, str | Path):
         return named_inputs(given, "the call")
-    found = getattr(load_file(Path(given)), "inputs", None)
+    found = getattr(load_file(Path(given), "inputs"), "inputs", None)
     if callable(found):
         found = call_port(found)
     return named_inputs(found, str(given))

@@ -30,12 +30,12 @@ class LoadError(PortError):
     """A port does not exist, or cannot be imported."""
 
 
-def load_port(spec: str) -> Callable[..., Any]:
-    """Import the function that `spec` names; raises `LoadError` if there is none."""
+def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
+    """Import the function that `spec` names; raises `LoadError` if there is none, by what it is."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
-        raise LoadError(f"The port is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
-    module = load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+        raise LoadError(f"The {what} is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
+    module = load_file(Path(where), what) if where.endswith(".py") else _load_module(where)
     build = _attribute(module, where, name)
     if not callable(build):
         raise LoadError(f"{name!r} of {where} is {shown(build)}; expected a function {name}(config, parameters).")
@@ -50,15 +50,16 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
         if isinstance(error.__cause__, AttributeError):
             arguments = "folder" if name.startswith("load") else "config, parameters"
             close = difflib.get_close_matches(name, vars(module), 1)
-            meant = f"did you mean {close[0]!r}?" if close else f"expected a function {name}({arguments}) there."
+            wanted = f"a class {name}" if name[0].isupper() else f"a function {name}({arguments})"
+            meant = f"did you mean {close[0]!r}?" if close else f"expected {wanted} there."
             raise LoadError(f"{where} has no {name!r}; {meant}") from None
         raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 
 
-def load_file(path: Path) -> ModuleType:
+def load_file(path: Path, what: str = "port") -> ModuleType:
     """Import a Python file; raises `LoadError` if there is none, or it cannot be imported."""
     if not is_file(path):
-        raise LoadError(f"There is no file {path}; expected a Python file with the port in it.")
+        raise LoadError(f"There is no file {path}; expected a Python file with the {what} in it.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
         raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
     # as with `python file.py`, modules beside the file can be imported

@@ -25,6 +25,7 @@ def load(folder):
 """
 
 
+@pytest.mark.long
 def test_a_fault_of_a_family_that_we_read_has_our_name(tmp_path: Path) -> None:
     (tmp_path / "port.py").write_text(LOAD, encoding="utf-8")
     fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 99}

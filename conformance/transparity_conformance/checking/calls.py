@@ -81,6 +81,11 @@ class ReachedCalls:
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
+    @property
+    def right(self) -> list[Comparison]:
+        """The right calls."""
+        return [comparison for comparison in self.compared if not comparison.is_wrong]
+
 
 @dataclass
 class Ran:

@@ -139,7 +139,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
         fault,
         claims=[_claim(LONG if isinstance(first.probe, LongProbe) else CLAIM, reached.wrong)],
         not_compared=(*reached.refused, *reached.failed),
-        notes=(boundary([each.call for each in reached.compared]), *reached.notes),
+        notes=(boundary([each.call for each in (*reached.wrong, *reached.right)]), *reached.notes),
         coverage=coverage_of([*evidence.ran.probes.values(), *reached.probes]),
     )
 

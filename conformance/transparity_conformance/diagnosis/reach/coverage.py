@@ -85,9 +85,10 @@ class Call:
 
 
 def boundary(calls: Sequence[Call]) -> str:
-    """The calls on which a port is wrong, in one sentence."""
-    names = [each.name for each in calls if each.is_wrong]
-    lengths = {each.length for each in calls if each.is_wrong}
+    """The calls on which a port is wrong, the shortest first, in one sentence."""
+    wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
+    names = [each.name for each in wrong]
+    lengths = {each.length for each in wrong}
     right = {each.length for each in calls if not each.is_wrong}
     listed = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if names[4:] else "")
     text = f"wrong on {len(names)} of {len(calls)} calls at other sizes ({listed})"

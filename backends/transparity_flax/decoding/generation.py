@@ -67,7 +67,7 @@ class Written(NamedTuple):
     ended: Bool[Array, " batch"]
 
 
-def begun(
+def _begun(
     config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
 ) -> Written:
     """Room for `more` tokens behind the prompt; no row has ended."""
@@ -117,7 +117,7 @@ def generate(
         written, added = _with_cache(*split, prompt, lengths, source, uniforms, max_new_tokens, sampling)
         longest += int(added)
     else:
-        written = begun(config, prompt, lengths, max_new_tokens)
+        written = _begun(config, prompt, lengths, max_new_tokens)
     while longest < last and not (config.eos_id is not None and written.ended.all()):
         logits = next_logits(split, written.tokens, written.lengths, None, source, new=longest)
         drawn = None if uniforms is None else uniforms[:, longest - prompt.shape[1]]
@@ -159,7 +159,7 @@ def _with_cache(
         written, cache, added = carried
         return add(written, cache, 1, added), cache, added + 1
 
-    written = begun(config, prompt, lengths, max_new_tokens)
+    written = _begun(config, prompt, lengths, max_new_tokens)
     cache = cache_for(split, written.tokens, length, source)
     assert cache is not None
     first = add(written, cache, length, 0)

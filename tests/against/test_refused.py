@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +65,11 @@ def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> 
         check(Model(same), against=Model(same), **given)
 
 
-def test_masked_scores_are_one_number_and_set_no_budget() -> None:
+@for_each("is_function", [False, True])
+def test_masked_scores_are_one_number_and_set_no_budget(is_function: bool) -> None:
     lowest = torch.finfo(torch.float32).min
-    theirs = Model(lambda x: x.masked_fill(HIDDEN, -1e9))
+    theirs: Any = Model(lambda x: x.masked_fill(HIDDEN, -1e9))
+    theirs = functools.partial(theirs) if is_function else theirs
     right, wrong = Model(lambda x: x.masked_fill(HIDDEN, lowest)), Model(lambda x: (2 * x).masked_fill(HIDDEN, -1e9))
     assert check(right, against=theirs, inputs=INPUTS).verdict == "agrees"
     assert check(wrong, against=theirs, inputs=INPUTS, budget=0).verdict == "diverges"

@@ -126,7 +126,7 @@ def generate(
 
 
 Carried = tuple[Written, Cache, Int[Array, ""]]
-"""What a step of the loop below takes and gives: the tokens, the cache, and the number of tokens added."""
+"""The state of the loop below: the tokens, the cache, and the number of tokens added."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 7, 8))

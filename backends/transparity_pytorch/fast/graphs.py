@@ -18,7 +18,7 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
             has run once with these tensors, so that libraries have made what they make at a first call, and a compiler
             does not compile again for others; recording does not run it.
 
-    Other threads, such as those of JAX, may use the GPU meanwhile.
+    Other threads, such as those of JAX, may use the GPU during the recording.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):

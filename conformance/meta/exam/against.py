@@ -82,7 +82,7 @@ def forget(bug: Bug) -> None:
 
 
 def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
-    """Token ids for a module that is none of transformers; None for one, whose configuration tells."""
+    """Return token ids; None for a model of transformers, whose inputs are drawn from its configuration."""
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)

@@ -21,7 +21,7 @@ from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
-from transparity_conformance.against.references.weights import fill
+from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.every import with_ways
 from transparity_conformance.against.ways.third import compare_third
@@ -80,16 +80,16 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         making = [stack.enter_context(_made_by(third)) for third in thirds]
         reference, folder = stack.enter_context(_opened(asked))
         probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
-        notes: list[str] = []
-        made = functools.partial(_filled, make, reference, folder, probes, notes)
-        sides = Sides(reference, made, asked.budget, progress)
+        port = FilledPort(make, reference, folder, probes)
+        sides = Sides(reference, port, asked.budget, progress)
         report, answers = _report(sides, probes, asked)
-        report = dataclasses.replace(report, notes=(*notes, *report.notes))
+        report = dataclasses.replace(report, notes=(*port.notes, *report.notes))
         report = with_names(report, folder, answers, asked.budget, progress)
         for third, other in zip(thirds, making, strict=True):
-            made = functools.partial(_filled, other, reference, folder, probes, notes)
-            found = compare_third(sides, answers, made, third.name)
-            report = dataclasses.replace(report, third=found)
+            port = FilledPort(other, reference, folder, probes)
+            found = compare_third(sides, answers, port, third.name)
+            notes = (f"{third.name}: {note}" for note in port.notes)
+            report = dataclasses.replace(report, third=found, notes=(*report.notes, *notes))
         return report
 
 
@@ -115,16 +115,33 @@ def _made_by(asked: Request) -> Iterator[Make]:
         yield make
 
 
-def _filled(
-    make: Make, reference: Reference, folder: Path | None, probes: Mapping[str, Inputs], notes: list[str]
-) -> Callable[..., Any]:
-    """Make the forward pass of a port, and fill its tensors if they have other names than the reference's."""
-    forward = make(folder, reference.weights)
-    if not getattr(forward, "is_filled", True):
-        inputs = max(probes.values(), key=lambda each: next(iter(each.values())).shape[:1] > (1,))
-        listen = functools.partial(listen_in_full, forward, "", **inputs)
-        notes[:] = fill(reference.program(inputs), reference.dtype, reference.learned, forward, lambda: listen()[1])
-    return forward
+@dataclass
+class FilledPort:
+    """Makes the forward pass of a port anew; tensors with other names than the reference's are filled, too."""
+
+    make: Make
+    reference: Reference
+    folder: Path | None
+    probes: Mapping[str, Inputs]
+    found: Paired | None = None
+    """Where the reference's tensors are in the port; None before they are looked for."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the report."""
+        return self.found.notes if self.found else []
+
+    def __call__(self) -> Callable[..., Any]:
+        forward, reference = self.make(self.folder, self.reference.weights), self.reference
+        if getattr(forward, "is_filled", True):
+            return forward
+        if self.found is None:
+            inputs = max(self.probes.values(), key=lambda each: next(iter(each.values())).shape[:1] > (1,))
+            listen = functools.partial(listen_in_full, forward, "", **inputs)
+            program = reference.program(inputs)
+            self.found = paired(program, reference.dtype, reference.learned, forward, lambda: listen()[1])
+        self.found.fill(reference.learned, forward)
+        return forward
 
 
 def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.ndarray]) -> Callable[..., Any]:
@@ -162,18 +179,20 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
-        _configure(model, folder)
-        yield reference_of(_title(asked, model), model, asked.dtype), folder
+        reference = reference_of(_title(asked, model), model, asked.dtype)
+        _configure(reference.model, folder)
+        yield reference, folder
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Give a model without a configuration of transformers that of its folder, by which inputs are drawn."""
+    """Set the folder's configuration on a model that has none, so that inputs can be drawn from it."""
     if folder is None or hasattr(getattr(model, "config", None), "to_dict"):
         return
     from transparity_conformance.against.small.build import read_config
 
-    model.config = read_config(folder)
-    model.main_input_name = getattr(model, "main_input_name", "input_ids")
+    with contextlib.suppress(AttributeError):  # of an object with slots; then the inputs have to be given
+        model.config = read_config(folder)
+        model.main_input_name = getattr(model, "main_input_name", "input_ids")
 
 
 def _title(asked: Request, model: Any) -> str:

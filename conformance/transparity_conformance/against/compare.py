@@ -23,8 +23,8 @@ from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Change, Program
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import agreeing, plain
-from transparity_conformance.report.comparison import less, share
+from transparity_conformance.matching.values import agreeing, apart
+from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
 Port = Callable[[Inputs], np.ndarray]
@@ -97,7 +97,7 @@ class Outcome:
 def judged(
     reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
 ) -> Outcome:
-    """Compare the answers of a port with those of a reference."""
+    """Compare a port's answers with the reference's."""
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))
@@ -111,12 +111,11 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     if actual.shape != expected.shape:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     kept = reference.kept(inputs, expected.shape)
-    apart = np.abs(less(plain(actual), plain(expected)))
-    apart = apart if kept is None else np.where(kept, apart, 0.0)
-    error = float(apart.max())
+    errors = apart(actual, expected, kept)
+    error = float(errors.max())
     if error > budget:  # one point may err little by luck
         budget = max(budget, reference.answer(inputs)[1])
-    wrong = apart > budget
+    wrong = errors > budget
     by_position = wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != 1))
     first = int(by_position.argmax()) if wrong.ndim > 1 else 0
     return Answer(name, inputs, error, budget, actual, int(wrong.sum()), first, expected.shape)

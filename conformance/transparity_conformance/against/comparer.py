@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,7 @@ from transparity_conformance.against.rounding import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import Known, agreeing, fingerprint
-from transparity_conformance.report.comparison import difference
+from transparity_conformance.matching.values import Known, agreeing, apart, fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +78,7 @@ class Comparer:
     def residual(self, now: Comparison) -> float:
         """Return the largest difference between the answers of the port and of a run."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
-        if ours.shape != theirs.shape:
-            return math.inf
-        return difference(*((ours, theirs) if self.kept is None else (ours[self.kept], theirs[self.kept])))
+        return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], within: Mapping[int, float]) -> Comparison | None:
         """Compare with changes; None if they fail: then the port did not make them."""

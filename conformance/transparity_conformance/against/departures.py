@@ -128,7 +128,7 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield how alike values of the port are to those of some steps, the value in its layout, and both places."""
+        """Yield pairs of a port's value and a step: their likeness, the value in the step's layout, both numbers."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:

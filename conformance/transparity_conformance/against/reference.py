@@ -21,9 +21,8 @@ from transparity_conformance.listening.program import (
     float64_defaults,
     record_program,
 )
-from transparity_conformance.matching.values import largest, plain
+from transparity_conformance.matching.values import apart, largest
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
-from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.inputs import answer_in, arrays, arrays_in
 
 Inputs = Mapping[str, np.ndarray]
@@ -63,16 +62,22 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the difference that the reference's own error here explains: one point may
-        err little by luck, so that a port beyond it is held to the budget of `answer`."""
-        answer = self.exactly_of(self.exact, inputs)
+        """Return the answer in float64, and a budget from the rounding error at this point alone.
+
+        By chance that error may be small. A port beyond this budget is compared within that of `answer`.
+        """
+        answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
 
-    def budget(self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    def budget(
+        self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
+    ) -> float:
         """Return what rounding explains of an answer, from exact and rounded answers at some points.
 
-        Padding and masked scores are not counted, nor what is not finite in both.
+        Padding and masked scores are not counted, nor what is not finite in both. `dtype` is the precision, by default
+        that of the reference.
         """
+        dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
@@ -80,12 +85,12 @@ class Reference:
                 f"The reference {self.name} gives no number to compare on {_shapes(inputs)}: its answer is empty or "
                 "not finite, or a mask hides all of it. Give other inputs."
             )
-        noise = max(gap(*(plain(each if kept is None else each[kept]) for each in pair)) for pair in points)
-        return RULES[self.dtype].budget(noise, epsilon(self.dtype), largest(counted))
+        noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
+        return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))
 
     def check(self, inputs: Inputs) -> None:
         """Raise `TransparityError` if the answer to the same call is another one at the second time."""
-        first, again = (self.near(inputs)[0] for _ in range(2))
+        first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
                 f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; expected the "
@@ -101,10 +106,14 @@ class Reference:
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
-        answer, points = self.exactly_of(self.exact, inputs), []
+        answer, points = self.truth(inputs), []
         for point, rounded in self.neighbours:
             points.append((self.exactly_of(point, inputs), self.answer_of(rounded, inputs)))
         return answer, self.budget(inputs, answer, points)
+
+    def truth(self, inputs: Inputs) -> np.ndarray:
+        """Return the answer in float64."""
+        return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
         """Return the answer of a module like this one with all of its parts in float64."""

@@ -1,4 +1,4 @@
-"""What rounding explains of the values of a program."""
+"""Tolerances of the values of a program, from its measured rounding errors."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def from_lists(given: Mapping[str, Any]) -> Backward:
     return Backward(operations, list(given["gradients"]), list(given["passes"]))
 
 
-def numbers_of(tensor: Any) -> np.ndarray:
+def _copied(tensor: Any) -> np.ndarray:
     """Return a copy of a tensor in float64."""
     import torch
 
@@ -73,7 +73,7 @@ def listen_backward(
             result = call()
         gradients = differentiate(result)
     for index, gradient in enumerate(gradients):
-        recorder.found.gradients[index] = None if gradient is None else numbers_of(gradient)
+        recorder.found.gradients[index] = None if gradient is None else _copied(gradient)
     return recorder.found
 
 
@@ -90,13 +90,13 @@ class _Recorder:
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
-        found.operations.append(Operation(name, numbers_of(tensor), tuple(sorted(set(inputs))), stack))
+        found.operations.append(Operation(name, _copied(tensor), tuple(sorted(set(inputs))), stack))
         found.gradients.append(None)
         found.passes.append(tensor.requires_grad)
         if tensor.requires_grad and not tensor.is_leaf:
 
             def store(gradient: Any) -> None:
-                found.gradients[index] = None if gradient is None else numbers_of(gradient)
+                found.gradients[index] = None if gradient is None else _copied(gradient)
 
             tensor.register_hook(store)
 

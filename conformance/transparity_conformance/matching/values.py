@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
 """Numbers beyond it are as good as infinite; the lowest number of each dtype is one."""
@@ -70,6 +71,13 @@ class Known:
 def plain(numbers: np.ndarray) -> np.ndarray:
     """Return numbers with one for all masked scores, and one for what is as good as infinite."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
+
+
+def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
+    """Return how far two arrays are apart, number by number: masked scores are one number, NaN is NaN, and what is not
+    kept is 0; infinite for arrays of other shapes."""
+    found = np.abs(less(plain(one), plain(other)))
+    return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
 
 def largest(numbers: np.ndarray) -> float:

@@ -1,7 +1,7 @@
 """The pool `drafts`: models of transformers written by hand with several mistakes, which one run has to tell.
 
-A comment `# mistake: …` marks the line of each. It is told if a departure shows that line, or one that uses what the
-line makes, as `meta.against.power` says.
+A comment `# mistake: …` marks the line of each mistake. A mistake counts as told if a departure shows that line, or a
+line that uses its result (`meta.against.power`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from transparity_conformance.against.references.held import arrays_of
 from transparity_conformance.against.rounding import neighbours
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.program import Program, Recorder
-from transparity_conformance.matching.values import agreeing
-from transparity_conformance.oracle.budgets import RULES, epsilon
+from transparity_conformance.matching.values import apart
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.forward import called_by_its_names
 from transparity_conformance.running.frameworks.modules import initialised
@@ -59,27 +58,25 @@ class TracedReference(Reference):
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
-        program, noise = self.program(inputs), 0.0
-        answer = program.values[program.answer].numpy()
-        kept = self.kept(inputs, answer.shape)
-        counted = answer if kept is None else answer[kept]
-        for exact, rounded in neighbours(program, self.dtype):
-            apart = (exact[program.answer] - rounded[program.answer].double()).abs().numpy()
-            noise = float(np.maximum(noise, (apart if kept is None else apart[kept]).max()))  # keeps NaN
-        largest = float(np.abs(counted).max())
-        budget = RULES[self.dtype].budget(noise, epsilon(self.dtype), largest)
-        self._check(inputs, program, RULES["float32"].budget(noise, epsilon("float32"), largest) / largest, kept)
-        return answer, budget
+        program, answer = self.program(inputs), self.truth(inputs)
+        pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
+        points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
+        self._check(inputs, answer, self.budget(inputs, answer, points, "float32"))
+        return answer, self.budget(inputs, answer, points)
+
+    def truth(self, inputs: Inputs) -> np.ndarray:
+        """Return the answer in float64."""
+        program = self.program(inputs)
+        return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the same: the points are cheap."""
         return self.answer(inputs)
 
-    def _check(self, inputs: Inputs, program: Program, share: float, kept: np.ndarray | None) -> None:
+    def _check(self, inputs: Inputs, answer: np.ndarray, budget: float) -> None:
         """Raise `TransparityError` unless the reference itself gives the answer of its program."""
         own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
-        ours = program.values[program.answer]
-        if own.shape != tuple(ours.shape) or not agreeing(ours, own, share, kept):
+        if apart(answer, own, self.kept(inputs, answer.shape)).max() > budget:
             raise TransparityError(
                 f"{self.name} cannot be followed: its recorded operations give another answer than it gives itself. "
                 "Return a function of its inputs that draws nothing at random and keeps nothing between calls."
@@ -117,7 +114,7 @@ class TracedReference(Reference):
 
 
 def _framework_of(model: Any) -> str:
-    """The framework of a model: that of the arrays which it holds, or of the names in its file."""
+    """Return the framework of the arrays that a model holds, else that of the names in its file."""
     held = [array for _, array in arrays_of(model)]
     kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
     found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))

@@ -1,4 +1,4 @@
-"""What the primitives of JAX are in PyTorch: functions of tensors and numbers, with the primitive's own parameters."""
+"""The primitives of JAX as functions of PyTorch tensors and numbers, with the primitives' own parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference's tensors in a port whose tensors have other names: where each is is told by what the port computes."""
+"""Pair the reference's tensors with a port's tensors of other names, by the values that the port computes."""
 
 from __future__ import annotations
 
@@ -61,31 +61,43 @@ class Paired:
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
         return made
 
+    def fill(self, theirs: Tensors, forward: Any) -> None:
+        """Write the reference's tensors into a port."""
+        port = ask(forward, "tensors")
+        ask(forward, "assign", self.values(dict(_in_parts(theirs, port)), port))
+
     @property
     def notes(self) -> list[str]:
-        """What the report says of tensors that were paired without evidence."""
+        """A note that lists the tensors which were paired without evidence."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
 
 
 def paired(
-    program: Program, dtype: str, theirs: Tensors, port: Tensors, listen: Callable[[Tensors], Sequence[Operation]]
-) -> tuple[Paired, dict[str, np.ndarray]]:
-    """Find the port's tensors for those of a reference; return them with their values.
+    program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
+) -> Paired:
+    """Find the tensors of a port that hold those of a reference.
 
     Args:
         program: a call of the reference.
         dtype: the precision of the port.
-        theirs, port: the tensors of both by name, in the order in which they are defined.
-        listen: takes tensors of the port; returns its operations of the same call.
+        theirs: the tensors of the reference by name, in the order in which they are defined.
+        forward: a port with methods that read and write its tensors.
+        listen: returns the port's operations of the same call.
 
     Raises `PortError` with the name of a tensor that has no counterpart.
     """
-    whole = theirs
-    theirs = dict(_in_parts(theirs, port))
-    search = _Search(program, shares(program, dtype), theirs, port, listen)
-    found = search.run(Paired(_guessed(theirs, port)), whole)
-    return found, found.values(theirs, port)
+    port = ask(forward, "tensors")
+    if not port:
+        raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
+
+    def listen_with(values: Tensors) -> Sequence[Operation]:
+        ask(forward, "assign", dict(values))
+        return listen()
+
+    parts = dict(_in_parts(theirs, port))
+    search = _Search(program, shares(program, dtype), parts, port, listen_with)
+    return search.run(Paired(_guessed(parts, port)), theirs)
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
@@ -292,7 +304,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """The places with those of a layer behind a fault as they are in the layers before it."""
+    """Return the places; in a layer behind a fault, tensors are placed as in the layers before the fault."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:
@@ -317,26 +329,3 @@ def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
 
 def _same(a: Place, b: Place) -> bool:
     return (a.name, a.start) == (b.name, b.start)
-
-
-def fill(
-    program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
-) -> list[str]:
-    """Fill the tensors of a port with those of a reference; return notes for the report.
-
-    Args:
-        program, dtype, theirs: as for `paired`.
-        forward: a port with methods that read and write its tensors.
-        listen: returns the port's operations of the same call.
-    """
-
-    def heard(values: Tensors) -> Sequence[Operation]:
-        ask(forward, "assign", dict(values))
-        return listen()
-
-    port = ask(forward, "tensors")
-    if not port:
-        raise PortError("The port has no tensors to fill; expected a module, or a loader of a folder (--checkpoint).")
-    found, values = paired(program, dtype, theirs, port, heard)
-    ask(forward, "assign", values)
-    return found.notes

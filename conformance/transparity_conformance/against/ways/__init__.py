@@ -1,1 +1,1 @@
-"""What is compared besides one forward pass: sizes, repeated calls, cached steps, generation, losses, gradients."""
+"""Comparisons besides one forward pass: sizes, repeated calls, cached steps, generation, losses, gradients."""

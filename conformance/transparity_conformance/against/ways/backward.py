@@ -43,7 +43,7 @@ class Place:
         return [self.theirs.operations[index].name for index in sorted(learned, key=lambda index: -last.get(index, -1))]
 
     def _is_wrong(self, index: int) -> bool:
-        """Return whether a gradient could come to a value of the port, which is that of none of its counterparts."""
+        """Return whether the gradient of a value of the port differs from the gradients of all its counterparts."""
         given, theirs = self.port.gradients[index], self.theirs.gradients
         expected = {each: gradient for each in self.alike[index] if (gradient := theirs[each]) is not None}
         if not expected or len(expected) < len(self.alike[index]) or not self.port.passes[index]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from transparity_conformance.against.probes import length_of
 from transparity_conformance.against.reference import Inputs
@@ -12,39 +12,36 @@ from transparity_conformance.against.ways.outputs import compare_generation, com
 from transparity_conformance.against.ways.reach import compare_repeats, compare_sizes
 from transparity_conformance.against.ways.steps import compare_steps
 from transparity_conformance.against.ways.way import Sides
-from transparity_conformance.report.capability_result import not_compared, with_capabilities
+from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Report
 
 BEFORE = "what was compared before does not agree"
 
-DRAWN = {"other lengths and batches": compare_sizes, "cached steps": compare_steps}
-"""What needs inputs of its own, which are drawn from a configuration of transformers."""
+NOT_DRAWN = "the inputs were given, and no others are drawn"
 
-
-GIVEN = {
+COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
+    "other lengths and batches": lambda sides, _: compare_sizes(sides),
+    "cached steps": lambda sides, _: compare_steps(sides),
     "generation": compare_generation,
     "losses": compare_losses,
     "gradients": compare_gradients,
     "repeated calls": compare_repeats,
 }
-"""What is compared on the inputs of the forward passes; the last sees what all calls before it left behind."""
+"""The comparisons in order. Each takes the inputs of the forward passes. Repeated calls come last: a state that an
+earlier call changed shows in them."""
+
+DRAWN = ("other lengths and batches", "cached steps")
+"""Comparisons that draw inputs of their own from a configuration of transformers."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_drawn: bool) -> Report:
     """Add what is found in other ways to call both, up to the first that differs."""
-    for name, compare_drawn in DRAWN.items():
-        if report.verdict != "agrees":
-            report = with_capabilities(report, not_compared(f"{name}: {BEFORE}"))
-        elif not is_drawn:
-            report = with_capabilities(report, not_compared(f"{name}: the inputs were given, and no others are drawn"))
-        else:
-            report = with_capabilities(report, compare_drawn(sides))
-    for name, compare in GIVEN.items():
-        if report.verdict != "agrees":
-            report = with_capabilities(report, not_compared(f"{name}: {BEFORE}"))
-        else:
-            report = with_capabilities(report, compare(sides, probes))
+    for name, compare in COMPARISONS.items():
+        reason = NOT_DRAWN if name in DRAWN and not is_drawn else ""
+        reason = BEFORE if report.verdict != "agrees" else reason
+        found = not_compared(f"{name}: {reason}") if reason else compare(sides, probes)
+        report = with_capabilities(report, found)
     return dataclasses.replace(report, coverage=_coverage(sides.called))
 
 

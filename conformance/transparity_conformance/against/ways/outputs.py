@@ -67,7 +67,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
     view = LOSS.reference(sides.reference)
     try:  # a text of one token has no next one, and so no loss
-        counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.near(inputs)[0]).all()}
+        counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
         return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")
     return compare_way(LOSS, sides, counted, view)

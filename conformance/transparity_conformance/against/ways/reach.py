@@ -46,7 +46,6 @@ def compare_sizes(sides: Sides) -> CapabilityResult:
             left_out.append(length)
             continue
         outcome = outcome.with_answers(sides.judged(_probe(sides, length, batch)))
-    calls = [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
 
     def call(length: int) -> bool | None:
         nonlocal outcome
@@ -54,8 +53,12 @@ def compare_sizes(sides: Sides) -> CapabilityResult:
         outcome = outcome.with_answers(now)
         return bool(now.wrong) if now.answers else None
 
-    bisect(calls, call)
+    bisect(_calls(outcome), call)
     return _result(sides, outcome, left_out)
+
+
+def _calls(outcome: Outcome) -> list[Call]:
+    return [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
 
 
 def _sizes(sides: Sides) -> list[tuple[int, int]]:
@@ -80,8 +83,7 @@ def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityRe
         return CapabilityResult()
     found: Any = as_result(CLAIM, sides.explained(outcome))
     if outcome.wrong:
-        calls = [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
-        found += CapabilityResult(notes=(boundary(calls),))
+        found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     if left_out:
         found += not_compared(f"lengths {', '.join(map(str, left_out))}: both take too long for all of them")
     return found

@@ -11,8 +11,8 @@ from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.reach import crossed, longest_of
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.matching.values import apart
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
-from transparity_conformance.report.comparison import difference
 from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.ways import up_to
 
@@ -85,6 +85,5 @@ def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
         return f"the reference raises {describe_error(error)}"
-    where = reference.kept(inputs, whole.shape)
-    pair = (steps, whole) if where is None or steps.shape != whole.shape else (steps[where], whole[where])
-    return "the reference's own steps depart from its forward pass" if difference(*pair) > budget + own else ""
+    errors = apart(steps, whole, reference.kept(inputs, whole.shape))
+    return "the reference's own steps depart from its forward pass" if errors.max() > budget + own else ""

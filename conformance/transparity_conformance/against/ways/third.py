@@ -9,7 +9,7 @@ from transparity_conformance.against.compare import Answer
 from transparity_conformance.against.probes import taken
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import signature_of
-from transparity_conformance.report.comparison import difference
+from transparity_conformance.matching.values import apart
 from transparity_conformance.report.ranks import ThirdComparison
 
 
@@ -38,7 +38,4 @@ def compare_third(
 
 def _are_alike(sides: Sides, one: Answer, other: Answer) -> bool:
     kept = sides.reference.kept(one.inputs, one.actual.shape)
-    if one.actual.shape != other.actual.shape:
-        return False
-    pair = (one.actual, other.actual) if kept is None else (one.actual[kept], other.actual[kept])
-    return difference(*pair) <= one.budget + other.budget
+    return bool(apart(one.actual, other.actual, kept).max() <= one.budget + other.budget)

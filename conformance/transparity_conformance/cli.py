@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -134,6 +134,8 @@ Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; to standard output with -.")]
 HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page; - as for --json.")]
+MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them for a pull request; - as for --json.")]
+Verbose = Annotated[bool, _option("--verbose", None, "Also list every claim, activation and note.")]
 Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every tap that the port returns, or its logits alone.")
 ]
@@ -153,27 +155,28 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 
 SECTIONS = {
-    "loss": "Add targets to the bundle, and names for the losses of all probes.",
-    "gradients": "Add names for the gradients of the first loss to the bundle.",
-    "generation": "Add prompts to the bundle, to continue greedily, by given draws, and with different lengths.",
-    "beams": "Add prompts to the bundle that a port continues by beam search.",
-    "steps": "Add chunks to the bundle that a port with a cache decodes.",
-    "training": "Add a tiny model and batches to the bundle, to train with SGD and AdamW.",
+    "loss": "targets, for the losses of all probes",
+    "gradients": "names for the gradients of the first loss",
+    "generation": "prompts to continue greedily, by given draws, and with different lengths",
+    "beams": "prompts to continue by beam search",
+    "steps": "chunks that a port with a cache decodes",
+    "training": "a tiny model and batches, to train with SGD and AdamW",
 }
-"""The options of the capabilities, and the help of each."""
+"""The options of the capabilities, and what each adds to a bundle."""
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, `**sections`, by a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
+    adds = "With --command, also give the program" if command.__name__ == "check" else "Add to the bundle"
     flags = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, _option(f"--{name}", None, help)],
+            annotation=Annotated[bool, _option(f"--{name}", None, f"{adds} {what}.")],
         )
-        for name, help in SECTIONS.items()
+        for name, what in SECTIONS.items()
     ]
     parameters = [*list(signature.parameters.values())[:-1], *flags]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -206,11 +209,12 @@ def presets() -> None:
 def describe(
     preset: Annotated[str | None, _argument("PRESET", "Its name, that of a family, `vanilla`, or a JSON file.")] = None,
     fields: Annotated[bool, _option("--fields", None, "Every field of a configuration, with its values.")] = False,
+    diagram: Annotated[bool, _option("--mermaid", None, "A diagram of the model instead, as Mermaid text.")] = False,
     json_file: Annotated[
         Path | None, _option("--json", "FILE", "Write the same as JSON; to standard output with -.")
     ] = None,
 ) -> None:
-    """Show the parameters, the taps, and a diagram of the architecture (Mermaid)."""
+    """List the parameters and the activations of a model."""
     with _one_sentence():
         if (preset is None) != fields:
             raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
@@ -221,9 +225,11 @@ def describe(
         from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
 
         config = named_config(preset, resized=False)
+        if diagram:
+            typer.echo(mermaid(config), nl=False)
+            return
         print_text(parameters_table(config))
         print_text(taps_table(config))
-        typer.echo(mermaid(config), nl=False)
 
 
 @app.command()
@@ -271,24 +277,28 @@ def check(
     inputs: InputsFile = None,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
+    markdown_file: MarkdownFile = None,
+    verbose: Verbose = False,
     **sections: bool,
 ) -> None:
     """Check a port: at the probe size of every preset, or of those that are named."""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
-    with _for_people(json_file, html_file), _one_sentence():
+    files, told = (json_file, html_file, markdown_file), Told(verbose)
+    with _for_people(*files), _one_sentence():
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
-        check_writable(json_file, html_file)
+        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        check_writable(*files)
         named = named_systems(asked)  # before the port is imported, which takes seconds
         chosen = chosen_systems(run := checker(asked), asked, named, _imported)
-        reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
+        reports, errors = check_all(run, told.announced(chosen, port or command or ""), told.progress, told.show)
+        told.end(reports)
     _complain_of(errors, len(reports))
-    _finish(reports, json_file, html_file, failed=bool(errors))
+    _finish(reports, *files, failed=bool(errors), weights=checkpoint)
 
 
 ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
@@ -297,8 +307,9 @@ ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", 
 
 def _check_against(given: dict[str, Any]) -> NoReturn:
     """Check a port against another implementation, with the options of `check`."""
-    json_file, html_file, others = given["json_file"], given["html_file"], [given[name] for name in ALONE]
-    with _for_people(json_file, html_file), _one_sentence():
+    files, others = [given[name] for name in ("json_file", "html_file", "markdown_file")], map(given.get, ALONE)
+    told = Told(given["verbose"])
+    with _for_people(*files), _one_sentence():
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
@@ -307,14 +318,14 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
                 "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
                 "--budget alone; leave out the other options."
             )
-        check_writable(json_file, html_file)
+        check_writable(*files)
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
-        _print_now(f"Checking {safe(asked.port)} against {safe(' and '.join(asked.against))} ({asked.dtype}) …")
-        with progress_bar() as progress:
+        told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
+        with told.progress() as progress:
             report = check_against(asked, progress)
-        _show(report)
-    _finish([report], json_file, html_file)
+        told.end([report])
+    _finish([report], *files, weights=asked.checkpoint)
 
 
 @app.command()
@@ -428,20 +439,21 @@ def compare(
     taps: Taps = True,
     json_file: JsonFile = None,
     html_file: HtmlFile = None,
+    markdown_file: MarkdownFile = None,
+    verbose: Verbose = False,
 ) -> None:
     """Compare the outputs of a port with a bundle."""
+    files, told = (json_file, html_file, markdown_file), Told(verbose)
     with _one_sentence():
         from transparity_conformance.exchange import judging
 
-        check_writable(json_file, html_file)
-        reports = []
-        with progress_bar() as progress:
+        check_writable(*files)
+        with told.progress() as progress:
             progress("reading the bundle", 0, 1)
-            for report in judging.compare(bundle, actual, checkpoint, progress, logits_only=not taps):
-                reports.append(report)
-                with _for_people(json_file, html_file):
-                    _show(report)
-        _finish(reports, json_file, html_file)
+            reports = list(judging.compare(bundle, actual, checkpoint, progress, logits_only=not taps))
+        with _for_people(*files):
+            told.end(reports)
+        _finish(reports, *files, weights=checkpoint)
 
 
 def main() -> None:
@@ -571,11 +583,11 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 
 
 def _finish(
-    reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False
+    reports: Sequence[Report], *files: Path | None, failed: bool = False, weights: Path | None = None
 ) -> NoReturn:
     """Write the requested files, and exit with the worst of the exit codes."""
     with _one_sentence():
-        write_reports(reports, json_file, html_file)
+        write_reports(reports, *files, weights=weights)
     codes = {report.exit_code for report in reports}
     raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
 
@@ -610,31 +622,50 @@ def _complain(sentence: str) -> None:
         typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
 
 
-def _announced(systems: Iterator[System], port: str, dtype: str) -> Iterator[System]:
-    """Yield every system, and print at once what is checked: the answer may take a while."""
-    for system in systems:
-        _print_now(f"Checking {safe(port)} on {system.name} ({system.dtype or dtype}) …")
-        yield system
+class Told:
+    """What a check tells people: a line of progress that is overwritten, and the answer.
 
+    Of several systems each has a line as soon as it is known; the answers of those that do not agree come last.
+    """
 
-def _tell(report: Report) -> None:
-    """Print where a port diverges; the causes come later."""
-    from transparity_conformance.report.check.findings import located
+    def __init__(self, verbose: bool) -> None:
+        self.verbose, self.begins, self.systems = verbose, "", 0
+        self.waiting: list[Report] = []
 
-    _print_now(located(report))
+    def progress(self) -> contextlib.AbstractContextManager[Callable[[str, int, int], None]]:
+        return progress_bar(lambda: self.begins)
 
+    def announced(self, systems: Iterable[System], port: str) -> Iterator[System]:
+        """Yield every system, and begin the line of progress with its name."""
+        for system in systems:
+            self.begins, self.systems = f"{safe(port)} on {system.name}: ", self.systems + 1
+            self._list()
+            yield system
 
-def _print_now(line: str) -> None:
+    def locate(self, report: Report) -> None:
+        """Show where a port differs; the causes come later."""
+        from transparity_conformance.report.check.findings import located
 
-    print_line(line)
-    if sys.stdout is not None:
-        sys.stdout.flush()
+        self.begins = f"{safe(report.port)} {located(report)}: "
 
+    def show(self, report: Report) -> None:
+        self.waiting.append(report)
+        self._list()
 
-def _show(report: Report) -> None:
-    from transparity_conformance.report.check.terminal import table
+    def _list(self) -> None:
+        """Print the line of each system that is known, once it is known that there are several."""
+        from transparity_conformance.report.check.terminal import one_line
 
-    print_text(table(report))
+        while self.systems > 1 and self.waiting:
+            print_text(one_line(self.waiting.pop(0)))
+            if sys.stdout is not None:
+                sys.stdout.flush()
+
+    def end(self, reports: Sequence[Report]) -> None:
+        """Print the answers."""
+        from transparity_conformance.report.check.terminal import answers
+
+        print_text(answers(reports, verbose=self.verbose))
 
 
 if __name__ == "__main__":

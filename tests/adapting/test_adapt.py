@@ -209,7 +209,7 @@ def test_the_command_writes_a_file_that_check_takes(tmp_path: Path) -> None:
     )
     checked = invoke("check", f"{port}:Model", "--family", "llama", "--adapter", file)
     assert checked.exit_code == 0, checked.output
-    assert "AGREES" in checked.output
+    assert "agrees with" in checked.output
     file.write_text(file.read_text(encoding="utf-8").replace(".permute(0, 2, 1, 3)", ""), encoding="utf-8")
     checked = invoke("check", f"{port}:Model", "--family", "llama", "--adapter", file)
     assert checked.exit_code == 1, checked.output

@@ -1,8 +1,9 @@
-"""One line of a test holds a port to the reference; where it fails, the message is the table."""
+"""One line of a test holds a port to the reference; where it fails, the message is the answer."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
 from transparity_conformance.checking import check as testing
+from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
 
@@ -28,12 +30,12 @@ def test_a_port_that_conforms_passes() -> None:
     assert assert_conforms(build, preset="notes-lm").verdict == "agrees"
 
 
-def test_a_port_that_does_not_fails_with_the_table() -> None:
+def test_a_port_that_does_not_fails_with_the_answer() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_conforms(wrongly_scaled, preset="notes-lm")
     message = str(caught.value)
-    assert "notes-lm (float32) DIVERGES" in message
-    assert "decoder.layers.0.self_attention.scores" in message
+    assert "wrongly_scaled differs from the reference" in message
+    assert "decoder.layers.0–1.self_attention.scores" in message
     assert "attention-scale" in message
     assert max(map(len, message.splitlines())) <= 100
 
@@ -41,7 +43,7 @@ def test_a_port_that_does_not_fails_with_the_table() -> None:
 @pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])
 def test_only_agreement_passes(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
     monkeypatch.setattr(testing, "check", lambda build, preset, **options: Report(preset, verdict, None))
-    with pytest.raises(AssertionError, match=f"translation .* {verdict.upper()}"):
+    with pytest.raises(AssertionError, match=f"{re.escape(MARKS[verdict])} The port .* translation, float32"):
         assert_conforms(build)
 
 

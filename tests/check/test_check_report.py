@@ -40,45 +40,52 @@ def flat(text: str) -> str:
 
 def test_the_verdict_of_one_fault_has_its_place_its_cause_and_its_residual() -> None:
     assert sentence(report(fault(0, SCALE))) == (
-        f"{SCORES.format(0)}: {SAYS}; with that put into the reference, the two agree to 2e-07. Nothing else differs."
+        f"{SCORES.format(0)}: {SAYS}. With this fixed, the rest agrees (remaining error 2e-07)."
     )
 
 
 def test_one_fault_in_every_layer_is_one_finding() -> None:
     found = findings(report(fault(0, SCALE), fault(1, SCALE), fault(2, BIAS)))
-    assert [finding.place for finding in found] == [f"{SCORES.format(0)} and 1 more like it", SCORES.format(2)]
+    assert [finding.places for finding in found] == [[SCORES.format("0–1")], [SCORES.format(2)]]
 
 
 def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
     unexplained = report(fault(profile=PROFILE))
-    assert "unexplained (in all 2 rows; positions 2–3 of 4; head 1 of 3)" in sentence(unexplained)
-    assert "Nothing else differs" not in sentence(report(fault(0, SCALE), fault(1)))
+    assert "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained" in sentence(unexplained)
+    assert "the rest agrees" not in sentence(report(fault(0, SCALE), fault(1)))
     text = as_text([unexplained], 80)
     assert "··█▇" in text
     assert "·█·" in text
 
 
-def test_unexplained_divergences_are_separate_findings() -> None:
-    assert len(findings(report(fault(0), fault(1)))) == 2
+def test_one_line_without_a_cause_is_one_finding() -> None:
+    other = Divergence("decoder.output", 1.0, 1e-6, probe="mixed")
+    assert len(findings(report(fault(0), fault(1), other))) == 2
+    lines = [{"file": "my.py", "line": line, "code": "x", "columns": None} for line in (3, 7, 3)]
+    assert len(findings(report(*(fault(i, source=line) for i, line in enumerate(lines))))) == 2
 
 
 def test_the_residual_of_a_fault_is_shown() -> None:
     half = Cause("attention-scale", SAYS, None, 0.6, 0.37)
-    assert "that is 37% of it, something else remains." in sentence(report(fault(0, half)))
-    both = sentence(report(fault(0, half, BIAS)))
-    assert "with both put into the reference, the two agree to 3e-07 (1e-04 of the error). Nothing else" in both
+    partly = "this explains 37% of the error, something else remains"
+    assert f"{partly}." in sentence(report(fault(0, half)))
+    assert partly in flat(as_text([report(fault(0, half))]))
+    assert "With this fixed, the rest agrees (remaining error 3e-07)." in sentence(report(fault(0, half, BIAS)))
 
 
 @pytest.mark.parametrize("verdict", ["agrees", "inconclusive"])
 def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
-    assert "the worst share of the budget is 50 %" in flat(as_text([report(verdict=verdict)])).lower()
+    assert "at most 50 % of the tolerance is used" in flat(as_text([report(verdict=verdict)]))
+    claim = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
+    shown = flat(as_text([report(verdict=verdict, claims=(claim,))], verbose=True))
+    assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim counts, too"
 
 
 def test_a_report_without_comparisons_is_inconclusive() -> None:
     empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
     assert "Nothing was compared." in as_text([empty])
     assert "probe mixed: no logits" in as_text([empty])
-    assert "too little to say: probe hot: no logits." in sentence(
+    assert "too little was compared: probe hot: no logits." in sentence(
         report(verdict="inconclusive", not_compared=("probe hot: no logits",))
     )
 
@@ -93,11 +100,11 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
         not_compared=("loss: the port does not offer it",),
         notes=("a note",),
     )
-    text = flat(as_text([tied], 80))
+    text = flat(as_text([tied], 80, verbose=True))
     assert f"{SCALE.mistake} is as well explained by weight-transpose, mask-order; the probe square would tell." in text
     assert "two_runs_are_the_same exact logits" in text
     assert "x 2.0× y" in text
-    assert "Not compared: loss: the port does not offer it Notes: a note" in text
+    assert "Not compared loss: the port does not offer it Note a note" in text
     page = as_html([tied])
     assert "the probe square would tell" in page
     assert "a note" in page
@@ -115,7 +122,7 @@ def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_
 
 def test_the_name_of_the_port_is_in_every_headline() -> None:
     named = report(fault(0, SCALE), port="my.py:load")
-    assert as_text([named]).startswith("my.py:load on notes-lm (float32) DIVERGES")
+    assert re.match("✗ my.py:load differs from the reference +notes-lm, float32\n", as_text([named]))
     assert "<title>Port check: my.py:load on notes-lm diverges</title>" in as_html([named])
     assert headline([named, named])["text"] == "my.py:load: All 2 diverge"
     assert named.as_dict()["port"] == "my.py:load"
@@ -123,15 +130,13 @@ def test_the_name_of_the_port_is_in_every_headline() -> None:
 
 def test_where_a_port_diverges_is_one_line() -> None:
     source = {"file": "/home/my.py", "line": 7, "code": "x + y"}
-    assert located(report(fault(source=source))) == (
-        f"DIVERGES at {SCORES.format(0)}, my.py:7 `x + y` (1e6× its budget); looking for causes …"
-    )
+    assert located(report(fault(source=source))) == (f"differs at {SCORES.format(0)}, my.py:7")
 
 
 def test_it_is_readable_at_80_columns() -> None:
     text = as_text([report(fault(0, SCALE), fault(1, SCALE), fault(2, profile=PROFILE))], 80)
     assert max(map(len, text.splitlines())) <= 80
-    assert SCORES.format(0) in text, "a name is not broken"
+    assert SCORES.format("0–1") in text, "a name is not broken"
 
 
 def test_numbers_that_are_not_finite_are_described() -> None:
@@ -142,8 +147,9 @@ def test_numbers_that_are_not_finite_are_described() -> None:
     assert bars([math.nan, 1.0], 1e-6) == "█▁"
 
 
-def test_a_long_spread_is_counted_instead_of_listed() -> None:
-    assert spread({"position": [1.0, 0.0] * 20}, 1e-6) == ["20 of 40 positions"]
+def test_a_long_spread_is_a_pattern_or_is_counted() -> None:
+    assert spread({"feature": [0.0, 1.0, 0.0] * 8}, 1e-6) == ["every 3rd feature from 1 (of 24)"]
+    assert spread({"position": [1.0, 0.0, 1.0, 1.0, 0.0] * 8}, 1e-6) == ["24 of 40 positions"]
     assert spread({"position": [1.0]}, 1e-6) == []
 
 
@@ -177,7 +183,7 @@ def test_names_are_escaped_and_are_not_markup() -> None:
         name,
     )
     assert name not in as_html([nasty, nasty])
-    assert as_text([nasty], 200).count(name) >= 10
+    assert as_text([nasty], 200, verbose=True).count(name) >= 10
 
 
 def test_a_long_profile_is_drawn_with_few_bars() -> None:

@@ -52,17 +52,18 @@ class Chatty(Gpt2):
 """
 
 
-def started(folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
-    """The check of a port in `folder` from the command line."""
+def started(folder: Path, name: str, *options: str, terminal: bool = False) -> subprocess.Popen[str]:
+    """The check of a port in `folder` from the command line; in a `terminal`, its progress is shown."""
     (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
     (folder / "config.json").write_text(GPT2.to_json())
     # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+    shown = {"TTY_COMPATIBLE": "1", "COLUMNS": "200"} if terminal else {}
     command = ["-m", "transparity_conformance", "check", f"port.py:{name}", "--config", "config.json", *options]
     return subprocess.Popen(
         [sys.executable, "-c", restore, sys.executable, *command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])} | shown,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -86,16 +87,18 @@ def test_a_right_port_is_not_told_of() -> None:
 
 
 def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
-    said = []
-    with started(tmp_path, "Two", "--json", "report.json", "--html", "report.html") as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("DIVERGES at decoder.layers.0.self_attention.scores, test_alignment.py:"):
+    with started(tmp_path, "Two", "--json", "report.json", "--html", "report.html", terminal=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        shown, is_interrupted = "", False
+        while part := process.stderr.read(1):
+            shown += part
+            if not is_interrupted and "differs at decoder.layers.0.self_attention.scores, test_alignment.py:" in shown:
                 process.send_signal(signal.SIGINT)
+                is_interrupted = True
+        said = process.stdout.read()
     assert process.returncode == 1
-    assert said[1].startswith("DIVERGES at logits")
-    assert any(line.startswith("port.py:Two on config (float32) DIVERGES") for line in said)
+    assert "differs at logits" in shown
+    assert "port.py:Two differs from the reference" in said
     (report,) = json.loads((tmp_path / "report.json").read_text())
     assert (report["port"], report["verdict"]) == ("port.py:Two", "diverges")
     assert report["faults"][0]["where"] == "decoder.layers.0.self_attention.scores"
@@ -112,7 +115,7 @@ def test_ctrl_c_while_the_port_is_listened_to_keeps_the_verdict(tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, "")
-    assert "port.py:Slow on config (float32) DIVERGES" in said
+    assert "port.py:Slow differs from the reference" in said
 
 
 @pytest.mark.long
@@ -156,7 +159,7 @@ def test_what_a_port_prints_is_not_in_json_on_standard_output(tmp_path: Path) ->
         said, others = process.communicate(timeout=60)
     (report,) = json.loads(said)
     assert (process.returncode, report["verdict"]) == (0, "agrees")
-    for text in ("importing", "calling", "writing", "Checking port.py:Chatty on config", "AGREES"):
+    for text in ("importing", "calling", "writing", "port.py:Chatty agrees with"):
         assert text in others
 
 

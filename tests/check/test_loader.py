@@ -132,7 +132,7 @@ def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: P
         command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert "llama (float32) AGREES" in ended.stdout
+    assert "agrees with the reference" in ended.stdout
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
 
 
@@ -142,8 +142,8 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
     export_checkpoint("llama", config, probe_parameters(config, 9), tmp_path)
     result = invoke("check", f"{FILE}:load", "--checkpoint", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "llama (float32) AGREES" in result.stdout
-    assert "llama at probe size (float32) AGREES" in result.stdout
+    assert "✓ llama              agrees" in result.stdout
+    assert "✓ llama at probe size agrees" in result.stdout
     result = invoke("check", f"{FILE}:build", "--checkpoint", tmp_path)
     assert result.exit_code == 2
     assert result.stderr.startswith("build(config, parameters) raised RuntimeError: not asked for")

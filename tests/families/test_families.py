@@ -204,7 +204,7 @@ def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callabl
 def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Path]) -> None:
     result = invoke("check", "transparity_pytorch.port:build", "--checkpoint", saved(name))
     assert result.exit_code == 0, result.output
-    assert "AGREES" in result.stdout
+    assert "agrees with" in result.stdout
     assert "fields that no forward pass depends on: " in " ".join(result.stdout.split())
 
 

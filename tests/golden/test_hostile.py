@@ -39,8 +39,7 @@ def refused(result: Result) -> str:
     """The single sentence with which the command refused its arguments."""
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
-    assert all(line.startswith("Checking ") for line in result.stdout.splitlines()[:1])
-    assert "DIVERGES" not in result.stdout and "AGREES" not in result.stdout
+    assert "differs from" not in result.stdout and "agrees with" not in result.stdout
     return result.stderr.strip()
 
 
@@ -191,7 +190,7 @@ def build(config, parameters):
     [
         "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
         (
-            "print('DIVERGES')\nimport warnings; warnings.simplefilter('error')\n"
+            "print('differs from')\nimport warnings; warnings.simplefilter('error')\n"
             "np.seterr(divide='raise', invalid='raise'); os.environ.clear(); os.chdir('/')"
         ),
     ],
@@ -199,8 +198,8 @@ def build(config, parameters):
 def test_changes_of_its_own_process_do_not_reach_the_verdict(tmp_path: Path, source: str) -> None:
     ended = checked(tmp_path, source)
     assert (ended.exit_code, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
-    assert "AGREES" in ended.stdout
-    assert "DIVERGES" not in ended.stdout
+    assert "agrees with" in ended.stdout
+    assert "differs from" not in ended.stdout
 
 
 def test_a_wrong_port_that_patches_numpy_still_diverges(tmp_path: Path) -> None:

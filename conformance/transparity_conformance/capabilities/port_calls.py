@@ -17,11 +17,13 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from transparity.errors import TransparityError
+from transparity_conformance.listening.source import home
 from transparity_conformance.report.text import describe_error
 
 
@@ -78,10 +80,44 @@ def has_method(port: Any, name: str) -> bool:
 
 
 def describe_raised(error: BaseException) -> str:
-    """An exception in one clause, with the file and the line where it was raised."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    """Describe an exception in one clause, with the innermost line of the port itself, else of what is installed."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if home(frame.filename) is not None]
+    own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
+    where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing in EXTRAS:
+        return f"{missing} is not installed{where}: {install(EXTRAS[missing])}"
     return describe_error(error) + where
+
+
+EXTRAS = {
+    "torch": "pytorch",
+    "jax": "flax",
+    "flax": "flax",
+    "transformers": "hub",
+    "equinox": "equinox",
+    "keras": "keras",
+    "mlx": "mlx",
+    "mlx_lm": "mlx",
+}
+"""The extra of this project that installs a framework."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra of this project."""
+    return f'python -m pip install "transparity[{extra}]"'
+
+
+def _is_column(file: str) -> bool:
+    """Return whether a file is one of ours, run from a checkout: it is called by the port, and is not the port."""
+    return any(part.startswith("transparity_") for part in PurePath(file).parts)
+
+
+def _shown_file(file: str) -> str:
+    """A path relative to the current folder; its name elsewhere, and its folder too if that is an installed package."""
+    path = PurePath(file)
+    is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
+    return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
 
 
 @contextlib.contextmanager

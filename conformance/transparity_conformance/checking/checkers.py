@@ -248,7 +248,7 @@ def chosen_systems(
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
         check.is_loader("--family")
-    elif isinstance(check, PortCheck) and check.arguments == 1:
+    elif isinstance(check, PortCheck) and check.is_loader():
         raise UsageError(
             f"{safe(check.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "
             "--checkpoint FOLDER; a build takes (config, parameters)."

@@ -18,6 +18,9 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 
+MOST_FEATURES = 4096
+"""Features, or tokens of the vocabulary, whose errors a report lists one by one."""
+
 
 @dataclass
 class ProbeResult:
@@ -88,10 +91,12 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """The largest error by row, position and head, as lists of numbers."""
+    """The largest error by row, position, head and feature, as lists of numbers; logits have tokens for features."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
-    axes = {2: ("row",), 3: ("row", "position"), 4: ("row", "head", "position")}[error.ndim]
+    axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
+    if error.shape[-1] > MOST_FEATURES:
+        axes = tuple(axis for axis in axes if axis != "feature")
     others = {name: tuple(i for i in range(error.ndim) if i != axis) for axis, name in enumerate(axes)}
     return {name: error.max(axis=rest).tolist() for name, rest in others.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,8 @@ class Source:
     """The line on which the expression begins, from 1."""
     code: str
     """The statement on one line, escaped and cut; empty if the file cannot be read."""
+    columns: tuple[int, int] | None = field(default=None, compare=False)
+    """Start and end of the expression in `line`, in characters from 0; None if Python does not tell."""
 
 
 @dataclass(frozen=True, eq=False)

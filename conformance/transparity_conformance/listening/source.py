@@ -80,10 +80,20 @@ class Sources:
         found = self._found.get((id(code), at))
         if found is None:
             # that of the expression, not of its statement
-            line = next(itertools.islice(code.co_positions(), at // 2, None))[0] or code.co_firstlineno
-            text = statement_at(tuple(linecache.getlines(code.co_filename)), line)
-            found = self._found[id(code), at] = code, Source(safe(code.co_filename, LONGEST_PATH), line, text)
+            first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
+            line, lines = first or code.co_firstlineno, tuple(linecache.getlines(code.co_filename))
+            columns = _columns(lines, line, start, end if first == last else None)
+            source = Source(safe(code.co_filename, LONGEST_PATH), line, statement_at(lines, line), columns)
+            found = self._found[id(code), at] = code, source
         return found[1]
+
+
+def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
+    """The columns of an expression in characters (Python has bytes), to the end of the line if it goes beyond."""
+    if start is None or not 1 <= line <= len(lines):
+        return None
+    text = lines[line - 1].rstrip().encode()
+    return len(text[:start].decode(errors="replace")), len(text[:end].decode(errors="replace"))
 
 
 def _frames() -> Iterator[FrameType]:

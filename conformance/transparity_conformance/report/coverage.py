@@ -11,6 +11,9 @@ from transparity_conformance.report.text import SENTENCE, safe
 MOST_NAMED = 6
 """Fields and sizes that are named in a line for people; JSON and HTML list them all."""
 
+FEW = 3
+"""Lengths and batch sizes that are listed one by one."""
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -42,14 +45,15 @@ class Coverage:
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
+    def inputs(self) -> str:
+        """The sizes of the inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if not known."""
+        parts = [_values(self.lengths, "length")] * bool(self.lengths)
+        return ", ".join(parts + [_values(self.batches, "batch size")] * bool(self.batches))
+
+    @property
     def line(self) -> str:
-        """One line for people; empty if nothing is known."""
-        parts = []
-        if self.lengths:
-            parts.append(f"lengths {_range(self.lengths)}")
-        if self.batches:
-            parts.append(f"batches {_range(self.batches)}")
-        parts += self.sizes
+        """Everything in one line for people; empty if nothing is known."""
+        parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
         if self.calls:
             parts.append(f"{self.calls:,} calls of one object (at most one in {1 / self.rate:.0f} differs, 95 %)")
         if self.features:
@@ -67,6 +71,13 @@ def range_of(name: str, values: Iterable[int]) -> str:
 def _range(values: tuple[int, ...]) -> str:
     least, most = min(values), max(values)
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _values(values: tuple[int, ...], noun: str) -> str:
+    """`lengths 1, 5`, or `25 lengths from 1 to 1,025` if there are more than `FEW`."""
+    if len(values) > FEW:
+        return f"{len(values):,} {noun}s from {min(values):,} to {max(values):,}"
+    return f"{noun}{'s' * (len(values) > 1)} {', '.join(f'{value:,}' for value in values)}"
 
 
 def _some(names: tuple[str, ...]) -> str:

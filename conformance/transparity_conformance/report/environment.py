@@ -8,6 +8,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 LIBRARIES = ("transparity", "numpy", "torch", "jax")
+PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
+"""Libraries that only a port imports, in a process of its own."""
+
+ABSENT = "not installed"
 
 
 def environment() -> dict[str, str]:
@@ -16,9 +20,15 @@ def environment() -> dict[str, str]:
     return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
 
 
+def installed() -> dict[str, str]:
+    """The versions of Python, of the platform, and of every library of interest that is installed."""
+    found = environment() | {name: _version(name) for name in (*LIBRARIES, *PORTS)}
+    return {name: version for name, version in found.items() if version != ABSENT}
+
+
 @functools.cache  # metadata of a package with many dependencies takes milliseconds to read
 def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:  # run from a checkout that is not installed
-        return "not installed"
+        return ABSENT

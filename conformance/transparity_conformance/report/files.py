@@ -53,8 +53,15 @@ def _unwritable(path: Path) -> str:
     return ""
 
 
-def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: Path | None) -> None:
-    """Write the reports as JSON, as one HTML page, or both, to files or to standard output."""
+def write_reports(
+    reports: Sequence[Report],
+    json_file: Path | None,
+    html_file: Path | None = None,
+    markdown_file: Path | None = None,
+    *,
+    weights: Path | None = None,
+) -> None:
+    """Write the reports as JSON, HTML and Markdown, each to a file or to standard output; `weights`: a checkpoint."""
     if json_file is not None:
         text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
         write_text(json_file, text + "\n")
@@ -62,6 +69,10 @@ def write_reports(reports: Sequence[Report], json_file: Path | None, html_file: 
         from transparity_conformance.report.check.page import as_html
 
         write_text(html_file, as_html(reports))
+    if markdown_file is not None:
+        from transparity_conformance.report.check.markdown import as_markdown
+
+        write_text(markdown_file, as_markdown(reports, weights=weights))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,14 +20,14 @@ class Impact:
     """Whether logits change at padded positions and at no real one."""
 
     @property
-    def clause(self) -> str:
-        """`changes 31 of 56 real tokens, the argmax of 4`."""
+    def sentence(self) -> str:
+        """`Effect: 31 of 56 tokens change; the predicted token changes for 4.`"""
         if self.at_padding_only:
-            return "changes logits at padded positions alone"
+            return "Effect: logits change at padding only."
         if not self.positions["changed"]:
-            return "changes no logit"
-        changed = f"changes {self.positions['changed']:,} of {count(self.positions['of'], 'real token')}"
-        return f"{changed}, the argmax of {self.argmax_changes or 'none'}"
+            return "Effect: no logit changes."
+        changed = f"Effect: {self.positions['changed']:,} of {count(self.positions['of'], 'token')} change"
+        return f"{changed}; the predicted token changes for {self.argmax_changes or 'none'}."
 
 
 def largest(impacts: Iterable[Impact | None]) -> Impact | None:

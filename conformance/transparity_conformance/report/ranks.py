@@ -36,11 +36,13 @@ class RanksComparison:
     def sentence(self) -> str:
         """The outcome, as the beginning of a verdict."""
         if self.one_rank == "agrees":
-            return f"RanksComparison: 1 and {self.count} of the same code agree. "
+            return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
-            return f"RanksComparison: {self.count}; one of the same code could not be compared with them. "
+            return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
         used = format_share(share(self.error, self.budget))
-        by = f"{self.error:.2g} ({used} its budget)" if math.isfinite(self.error) else "its shape or infinite numbers"
+        by = (
+            f"{self.error:.2g} ({used} its tolerance)" if math.isfinite(self.error) else "its shape or infinite numbers"
+        )
         return f"On {self.count} ranks the output differs from that of 1 rank by {by} at {self.where}: "
 
     def as_dict(self) -> dict[str, Any]:

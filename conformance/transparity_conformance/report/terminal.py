@@ -42,19 +42,25 @@ def plain_table(**options: object) -> Table:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on standard error, if that is a terminal, for work that takes longer than `PATIENCE`."""
-    from rich.progress import Progress
+def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show one line on standard error that is overwritten, if that is a terminal and work takes longer than `PATIENCE`.
+
+    Args:
+        begins: what the line begins with.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
     console = Console(stderr=True)
-    bar = Progress(console=console, transient=True)
+    described = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    bar = Progress(described, BarColumn(12), TimeElapsedColumn(), console=console, transient=True, expand=True)
     task = bar.add_task("", total=None)
     began = time.monotonic()
 
     def update(description: str, done: int, total: int) -> None:
         if not bar.live.is_started and console.is_terminal and time.monotonic() - began > PATIENCE:
             bar.start()
-        bar.update(task, description=escape(safe(description)), completed=done, total=total)
+        bar.update(task, description=escape(safe(begins() + description)), completed=done, total=total)
 
     try:
         yield update

@@ -20,7 +20,7 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_file, is_folder
-from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import VALUE, safe
@@ -173,7 +173,4 @@ def load_artefact(port: str, runtime: Runtime) -> Any:
 def require(port: str, runtime: Runtime) -> None:
     """Raise `LoadError` if the package that runs an artefact is not installed."""
     if importlib.util.find_spec(runtime.package) is None:
-        raise LoadError(
-            f"{port} needs {runtime.package}, which is not installed: python -m pip install "
-            f'"transparity[{runtime.extra}]".'
-        )
+        raise LoadError(f"{port} needs {runtime.package}, which is not installed: {install(runtime.extra)}.")

@@ -1,4 +1,4 @@
-"""The findings of a report in sentences: faults grouped by cause, the spread of an error, and the verdict."""
+"""The findings of a report in sentences: faults grouped by line and cause, the spread of an error, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
-from transparity_conformance.report.impact import largest
+from transparity_conformance.report.impact import Impact, largest
 from transparity_conformance.report.report import Cause, Divergence, Measured, Report
 from transparity_conformance.report.text import listed
 
@@ -26,7 +26,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The divergences that one cause explains, or one divergence without a cause."""
+    """The divergences that one cause at one line explains, or those of one line without a cause."""
 
     faults: tuple[Divergence, ...]
 
@@ -48,30 +48,19 @@ class Finding:
         return min((fault.causes[-1].explained if fault.causes else 0.0) for fault in self.faults)
 
     @property
-    def residual(self) -> str:
-        """The difference that remains with all the causes in the reference, and its part of the error.
+    def left(self) -> float | None:
+        """The difference that remains with all the causes in the reference; None where nothing was computed with them.
 
-        Empty where the causes explain nothing, and where nothing was computed with them: a cause that is a fact.
+        A cause that is a fact, such as dropout, leaves nothing to compute.
         """
         # each cause is put in on top of those before it
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
-        if self.explained <= 0 or (left == 0 and self.explained == 1):
-            return ""
-        remaining = 1 - self.explained
-        return f"{left:.1g}" + (f" ({remaining:.0e} of the error)" if remaining > 0 and left > 0 else "")
+        return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
 
     @property
-    def remedy(self) -> str:
-        """The agreement that is reached with the causes in the reference."""
-        causes = {1: "that", 2: "both"}.get(len(self.causes), "all of these")
-        where = "in the other implementation" if self.departs_from else "put into the reference"
-        return f"with {causes} {where}, the two agree to {self.residual}"
-
-    @property
-    def impact(self) -> str:
-        """The effect on the logits, as a clause; empty if it is not known."""
-        impact = largest(fault.impact for fault in self.faults)
-        return impact.clause if impact else ""
+    def impact(self) -> Impact | None:
+        """The largest effect on the logits; None if it is not known."""
+        return largest(fault.impact for fault in self.faults)
 
     @property
     def profile(self) -> dict[str, list[float]]:
@@ -94,47 +83,70 @@ class Finding:
         return lines_of_reference(self.faults)
 
     @property
-    def place(self) -> str:
-        """The first of its places, and the number of the others."""
-        first, others = self.faults[0].where, self.faults[1:]
-        alike = all(_last(fault.where) == _last(first) for fault in others)
-        return first + (f" and {len(others)} more{' like it' if alike else ''}" if others else "")
+    def places(self) -> list[str]:
+        """The taps, those of several layers as one: `decoder.layers.0–1.self_attention.scores`."""
+        layers: dict[str, list[int]] = {}
+        for fault in self.faults:
+            pattern, layer = layer_pattern(fault.where)
+            layers.setdefault(pattern, []).extend([] if layer is None else [layer])
+        return [pattern.replace("{i}", ",".join(_spans(sorted(set(found))))) for pattern, found in layers.items()]
+
+    @property
+    def unexplained(self) -> str:
+        """The error of a finding without a cause, as a clause."""
+        if not math.isfinite(self.worst.error):
+            return immeasurable(self.worst)
+        where = "; ".join(self.spread)
+        return f"wrong by {format_share(self.share)} its tolerance" + (f" in {where}" if where else "")
 
 
 def findings(report: Report) -> list[Finding]:
-    """The divergences of a report in the order of the forward pass, grouped by cause."""
-    by_cause: dict[Any, list[Divergence]] = {}
-    for number, fault in enumerate(report.faults):
-        causes = tuple((cause.mistake, cause.says) for cause in fault.causes)
-        by_cause.setdefault(causes or number, []).append(fault)
-    return [Finding(tuple(faults)) for faults in by_cause.values()]
+    """The divergences of a report in the order of the forward pass, grouped by the line of the port and the cause.
+
+    Without a line, a cause that says something else, and a tap of another kind, are findings of their own.
+    """
+    grouped: dict[Any, list[Divergence]] = {}
+    for fault in report.faults:
+        line = None if fault.source is None else (fault.source["file"], fault.source["line"])
+        causes = [(cause.mistake, "" if line else cause.says) for cause in fault.causes]
+        alone = "" if causes or line else layer_pattern(fault.where)[0]
+        grouped.setdefault((line, tuple(causes), alone), []).append(fault)
+    return [Finding(tuple(faults)) for faults in grouped.values()]
 
 
 def sentence(report: Report) -> str:
-    """The verdict: what is wrong and where, or how much of its budget the worst rounding uses; first, what one rank
-    and many of the same code have in common, or which of three implementations stands alone."""
-    first = [each.sentence for each in (report.ranks, report.third) if each is not None]
-    return "".join(first) + _verdict(report)
+    """The verdict: what is wrong and where, or how much of the tolerance the worst rounding uses; before it, what one
+    rank and many of the same code have in common, or which of three implementations stands alone."""
+    return "".join([*beginnings(report), _verdict(report)])
+
+
+def beginnings(report: Report) -> list[str]:
+    """The sentences before the verdict, on ranks and on a third implementation."""
+    return [each.sentence for each in (report.ranks, report.third) if each is not None]
 
 
 def _verdict(report: Report) -> str:
     if report.verdict == "inconclusive":
-        return _inconclusive(report)
+        return too_little(report)
     if report.verdict == "agrees":
-        listed = f" But {report.audit.faults}." if report.audit and report.audit.faults else ""
-        return f"Only rounding differs; {worst_share(report)}.{listed}"
+        ignored = f" But {report.audit.faults}." if report.audit and report.audit.faults else ""
+        return f"Only rounding differs: {worst_share(report)}.{ignored}"
     found = findings(report)
     if not found:
-        return f"{report.first_divergence or 'The port'}: beyond the budget; no segment was looked at by itself."
+        return unlocated(report)
     if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
         return f"With the settings that were written the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
-        parts[0] = f"Mend this first: {parts[0]}"
+        parts[0] = f"Fix this first: {parts[0]}"
     if found[3:]:
         parts.append(f"{count(len(found) - 3, 'fault')} more")
-    is_explained = all(finding.explained >= PRACTICALLY_ALL for finding in found)
-    return another_model(report) + ". Then: ".join(parts) + "." + (" Nothing else differs." if is_explained else "")
+    return " ".join(filter(None, [another_model(report), ". Then: ".join(parts) + ".", remedy(report)]))
+
+
+def unlocated(report: Report) -> str:
+    """The verdict on a port of which no segment was compared by itself."""
+    return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared by itself."
 
 
 def another_model(report: Report) -> str:
@@ -143,51 +155,52 @@ def another_model(report: Report) -> str:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
     named = "the model of the configuration" if report.preset == "config" else report.preset
-    return f"This is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model. "
+    return f"This is not {named}: it has {fields}; `transparity fit` finds the whole configuration of a model."
+
+
+def remedy(report: Report) -> str:
+    """`With this fixed, the rest agrees (remaining error 9e-07).`; empty if something else remains to be found."""
+    found = findings(report)
+    if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
+        return ""
+    left = [finding.left for finding in found if finding.left is not None]
+    remains = f" (remaining error {max(left):.1g})" if left else ""
+    return f"With {'these' if found[1:] else 'this'} fixed, the rest agrees{remains}."
 
 
 def located(report: Report) -> str:
-    """Where a port diverges, before causes are sought: `DIVERGES at decoder.layers.0.output, my.py:7 `x + y`.`"""
+    """Where a port differs, before causes are sought: `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
-    line = "".join(f", {line.place} `{line.code}`" for line in found.lines[:1])
-    size = f" ({format_share(found.share)} its budget)" if math.isfinite(found.worst.error) else ""
-    return f"DIVERGES at {found.faults[0].where}{line}{size}; looking for causes …"
+    return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
 
-def _inconclusive(report: Report) -> str:
+def too_little(report: Report) -> str:
+    """The reason why a report is inconclusive."""
     if not report.measured:
         return "Nothing was compared."
     reasons = report.coverage.untested or report.not_compared
     because = f": {reasons[0]}" if reasons else ""
-    return f"In what was compared nothing is wrong, but that is too little to say{because}."
+    return f"Everything that was compared agrees, but too little was compared{because}."
 
 
 def _finding_sentence(finding: Finding) -> str:
     line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
     line += "".join(f"departs from {line.place} `{line.code}`, " for line in finding.departs_from[:1])
+    place = finding.places[0] + (f" and {len(finding.places) - 1} more" if finding.places[1:] else "")
     if not finding.causes:
-        return f"{line}{finding.place}: {_unexplained(finding.worst)}"
-    if all(cause.source for cause in finding.causes):
-        text = f"{finding.place}: {'; and '.join(map(_with_its_line, finding.causes))}"
-    else:
-        text = f"{line}{finding.place}: {'; and '.join(cause.says for cause in finding.causes)}"
-    if finding.explained >= PRACTICALLY_ALL:
-        return f"{text}; {finding.remedy}" if finding.residual else text
-    return text + (f"; that is {finding.explained:.0%} of it, something else remains" if finding.explained > 0 else "")
+        return f"{line}{place}: {finding.unexplained}, unexplained"
+    own = all(cause.source for cause in finding.causes)
+    text = f"{'' if own else line}{place}: {'; and '.join(_with_its_line(cause) for cause in finding.causes)}"
+    return text if finding.explained >= PRACTICALLY_ALL or finding.explained <= 0 else f"{text}; {partly(finding)}"
+
+
+def partly(finding: Finding) -> str:
+    """The part of an error that its causes explain."""
+    return f"this explains {finding.explained:.0%} of the error, something else remains"
 
 
 def _with_its_line(cause: Cause) -> str:
     return "".join(f"{line.place} `{line.code}`, " for line in lines_of([cause])) + cause.says
-
-
-def _unexplained(fault: Divergence) -> str:
-    """A divergence without a cause: its size and its spread."""
-    if not math.isfinite(fault.error):
-        return immeasurable(fault)
-    where = "; ".join(spread(fault.profile, fault.budget))
-    return f"wrong by {format_share(share(fault.error, fault.budget))} its budget, unexplained" + (
-        f" (in {where})" if where else ""
-    )
 
 
 def immeasurable(fault: Divergence) -> str:
@@ -196,11 +209,13 @@ def immeasurable(fault: Divergence) -> str:
 
 
 def worst_share(report: Report) -> str:
-    """The largest share of a budget that was used, and its place."""
-    worst = report.worst
-    if worst is None:
-        return "no share of any budget was used, for nothing was compared"
-    return f"the worst share of the budget is {format_share(worst.share)} ({worst.tap}, probe {worst.probe})"
+    """The largest share of a tolerance that any comparison used, and its place."""
+    shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
+    shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
+    if not shares:
+        return "nothing was compared"
+    used, where = max(shares, key=lambda each: each[0])
+    return f"at most {format_share(used)} of the tolerance is used ({where})"
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:
@@ -213,19 +228,23 @@ def _spread(axis: str, errors: Sequence[float], budget: float) -> str:
     if len(over) == len(errors):
         return f"all {len(errors)} {axis}s"
     spans = _spans(over)
+    if len(over) > 2 and over == list(range(over[0], len(errors), step := over[1] - over[0])) and step > 1:
+        return f"every {_ordinal(step)} {axis} from {over[0]} (of {len(errors)})"
     if not over or len(spans) > _MOST_SPANS:
         return f"{len(over)} of {len(errors)} {axis}s"
     return f"{axis}{'s' * (len(over) > 1)} {', '.join(spans)} of {len(errors)}"
+
+
+def _ordinal(number: int) -> str:
+    """`2nd`, `3rd`, `4th`."""
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
 def _spans(numbers: Iterable[int]) -> list[str]:
     """`1–3` of 1, 2, 3."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-
-
-def _last(tap: str) -> str:
-    return tap.rpartition(".")[2]
 
 
 def layer_pattern(tap: str) -> tuple[str, int | None]:

@@ -1,12 +1,15 @@
-"""Lines of a port in which wrong numbers are made."""
+"""Lines of a port in which wrong numbers are made, with the part of the line that makes them."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import linecache
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.report.text import safe
@@ -15,12 +18,15 @@ AROUND = 3
 """Lines that are shown before and after one."""
 
 
-class PortLine(NamedTuple):
+@dataclass(frozen=True)
+class PortLine:
     """The line of an operation, and its statement."""
 
     file: str
     line: int
     code: str
+    columns: tuple[int, int] | None = field(default=None, compare=False)
+    """Start and end of the expression in the line."""
 
     @property
     def place(self) -> str:
@@ -36,6 +42,29 @@ class PortLine(NamedTuple):
         indents = [len(text) - len(text.lstrip()) for text in shown]
         return [(first + i, " " * indents[i] + safe(text.strip())) for i, text in enumerate(shown)]
 
+    @property
+    def marked(self) -> tuple[str, str]:
+        """The line without its indent, and carets below the expression; the statement and none if it cannot be read."""
+        written = linecache.getline(self.file, self.line).rstrip().expandtabs()
+        text = written.strip()
+        if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):
+            return self.code, ""
+        indent = len(written) - len(text)
+        start, end = (min(max(column - indent, 0), len(text)) for column in self.columns)
+        return text, " " * start + _carets(text[start:end])
+
+
+def _carets(expression: str) -> str:
+    """`~~~^~~~` below a binary operation, as in Python's tracebacks, else `^^^`."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        tree = ast.parse(expression, mode="eval").body
+        if isinstance(tree, ast.BinOp) and expression.isascii():
+            between = expression[tree.left.end_col_offset : tree.right.col_offset]
+            sign = tree.left.end_col_offset + len(between) - len(between.lstrip(" )"))
+            wide = len(between.strip(" ()"))
+            return "~" * sign + "^" * wide + "~" * (len(expression) - sign - wide)
+    return "^" * len(expression)
+
 
 def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
     """The lines of several divergences or causes, each once, in order."""
@@ -49,4 +78,4 @@ def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
 
 def _each_once(sources: Iterable[Mapping[str, Any] | None]) -> tuple[PortLine, ...]:
     known = (source for source in sources if source is not None)
-    return tuple(dict.fromkeys(PortLine(source["file"], source["line"], source["code"]) for source in known))
+    return tuple(dict.fromkeys(PortLine(*map(source.get, ("file", "line", "code", "columns"))) for source in known))

@@ -15,7 +15,7 @@ from transparity_conformance.report.report import Measured, Report
 MOST_BARS = 128
 """More positions than this are drawn as this many bars, each the largest of its neighbours."""
 
-AXES = ("layer", "head", "position", "row")
+AXES = ("layer", "head", "position", "row", "feature")
 
 SINGULAR = {"diverges": "diverges", "inconclusive": "is inconclusive", "agrees": "agrees"}
 PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "agree"}

@@ -1,136 +1,287 @@
-"""A check in a terminal: the verdict first, then what is wrong, where and why."""
+"""A check in a terminal: the verdict, a block for each wrong line with its cause, and what to do next."""
 
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from transparity_conformance.report.check.findings import Finding, immeasurable, layer_pattern, spread
-from transparity_conformance.report.check.lines import lines_of
+from transparity_conformance.report.check.findings import (
+    PRACTICALLY_ALL,
+    Finding,
+    another_model,
+    partly,
+    remedy,
+    too_little,
+    unlocated,
+)
+from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, check_view
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height
+from transparity_conformance.report.impact import largest
 from transparity_conformance.report.report import Report
-from transparity_conformance.report.terminal import hanging, plain_table
+from transparity_conformance.report.terminal import plain_table
 
-STYLES = {"agrees": "bold green", "diverges": "bold red", "inconclusive": "bold yellow"}
-CLAIM_STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
+STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
+MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 
 BARS = "▁▂▃▄▅▆▇█"
 
 MOST_FINDINGS = 12
 MOST_PLACES = 4
+MOST_REASONS = 4
 MOST_BARS = 48
 
 
-def table(report: Report) -> RenderableType:
-    """The verdict in a sentence, the faults, the share of every budget, and what was not compared."""
-    return Group(*_parts(check_view(report)))
+def answer(report: Report, *, verbose: bool = False, ways: bool = True) -> RenderableType:
+    """The answer to one check.
+
+    Args:
+        verbose: also list every claim, activation, note and omission.
+        ways: end with the options of the command that show more.
+    """
+    view = check_view(report)
+    parts = [*_parts(view, verbose), *([_next(view, verbose)] if ways else [])]
+    return Group(Headline(view), Padding(Group(*_spaced(parts)), (1, 0, 1, 2)))
 
 
-def as_text(reports: Sequence[Report], width: int = 100) -> str:
-    """The tables as plain text."""
+def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = False) -> str:
+    """The answers as plain text."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     for report in reports:
-        console.print(table(report), crop=False)
+        console.print(answer(report, verbose=verbose, ways=False), crop=False)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def _parts(view: CheckView) -> Iterator[RenderableType]:
+class Headline:
+    """`✗ my.py:load differs from the reference          llama, float32`, unbroken however long the path is."""
+
+    def __init__(self, view: CheckView) -> None:
+        self.view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        verdict, system = self.view.report.verdict, self.view.system
+        title = f"{MARKS[verdict]} {self.view.title}"
+        gap = " " * max(2, options.max_width - len(title) - len(system))
+        parts = (title, f"bold {STYLES[verdict]}"), gap, (system, "dim")
+        yield Text.assemble(*parts, no_wrap=True, overflow="ignore")
+
+
+def answers(reports: Sequence[Report], *, verbose: bool = False) -> RenderableType:
+    """The answer to one check; of several a summary, and the answers of those that do not agree, alike ones once."""
+    if len(reports) == 1:
+        return answer(reports[0], verbose=verbose)
+    shown: dict[str, Report] = {}
+    for report in reports:
+        if report.verdict != "agrees":
+            shown.setdefault(as_text([report]).partition("\n")[2], report)
+    parts = [answer(report, verbose=verbose) for report in shown.values()]
+    return Group(*(["", *parts, _summary(reports)] if reports else []))
+
+
+def one_line(report: Report) -> RenderableType:
+    """The verdict on one of several systems, with its causes or the share of the tolerance that is used."""
+    view = check_view(report)
+    causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
+    unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
+    says = view.worst if report.verdict == "agrees" else ", ".join(causes) or unknown
+    mark = (MARKS[report.verdict], STYLES[report.verdict])
+    return Text.assemble(mark, f" {report.preset:<18} {report.verdict:<13} {says}")
+
+
+def _summary(reports: Sequence[Report]) -> Text:
+    """`4 agree, 2 differ: exit code 1`, with the code of these reports."""
+    verdicts = [report.verdict for report in reports]
+    words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
+    counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)  # type: ignore[arg-type]
+    return Text(f"{len(reports)} systems: {counted}", style="bold")
+
+
+def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    for number, part in enumerate(parts):
+        yield Padding(part, (int(number > 0), 0, 0, 0), expand=False)
+
+
+def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     report = view.report
-    headline = (f"{report.title} ({report.dtype}) ", "bold"), (report.verdict.upper(), STYLES[report.verdict])
-    yield Text.assemble(*headline, no_wrap=True, overflow="ignore")  # one line, however long the path of the port is
-    yield Text(view.sentence)
-    if view.coverage:
-        yield hanging("Covers ", view.coverage)
-    yield from (hanging("Audit ", line) for line in view.audit)
-    if view.findings:
-        yield _below(_findings(view))
+    if sentences := [*view.beginnings, another_model(report)]:
+        yield from (Text(sentence.strip()) for sentence in sentences if sentence)
+    yield from _blocks(view, verbose)
+    if report.verdict == "diverges":
+        yield from _closing(view)
+    else:
+        yield _strength(view)
     if view.ties:
-        yield _below(Text(view.ties, style="yellow"))
-    if view.worst_sentence:
-        yield _below(Text(view.worst_sentence))
-    if view.first_divergence:
-        yield Text(f"The first tap beyond its budget is {view.first_divergence}.")
-    if view.claims:
-        yield _below(_claims(view))
-    for title, lines in view.lists.items():
-        if lines:
-            yield ""
-            yield Text(f"{title}:", style="bold")
-            yield from (hanging("  ", line) for line in lines)
-    yield ""
+        yield Text(view.ties, style="yellow")
+    if verbose:
+        yield from _details(view)
+    elif view.notes and any(not finding.causes for finding in view.findings):
+        yield _listed("Notes", view.notes[:MOST_REASONS])
 
 
-def _below(part: RenderableType) -> Padding:
-    return Padding(part, (1, 0, 0, 0), expand=False)
+def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
+    """A block for each line of the port and cause."""
+    most = len(view.findings) if verbose else MOST_FINDINGS
+    if len(view.findings) > 1:
+        yield Text("Fix the first one first: each is measured on the port's own values.")
+    for finding in view.findings[:most]:
+        yield Group(*_block(view, finding))
+    if view.findings[most:]:
+        yield Text(f"and {len(view.findings) - most} more (--verbose)")
 
 
-def _findings(view: CheckView) -> Table:
-    table = _table()
-    # a cause is below its place: side by side, one of the two would be cut in a narrow terminal
-    table.add_column("place, and cause", overflow="fold")
-    table.add_column("× budget", justify="right", no_wrap=True)
-    style = "red" if view.report.verdict == "diverges" else "yellow"
-    for finding in view.findings[:MOST_FINDINGS]:
-        used = format_share(finding.share).rstrip("×")
-        cause = Padding(_cause(view, finding), (0, 0, 0, 2), expand=False)
-        table.add_row(Group(*_lines(finding), _places(finding), cause), Text(used, style=style))
-    if len(view.findings) > MOST_FINDINGS:
-        table.add_row(f"and {len(view.findings) - MOST_FINDINGS} more")
+def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
+    if not (finding.causes and all(cause.source for cause in finding.causes)):
+        yield from _code(finding.lines, "", around=not finding.causes)
+    yield from _code(finding.departs_from, "differs from ", around=False)
+    places = ", ".join(finding.places[:MOST_PLACES])
+    places += f" and {len(finding.places) - MOST_PLACES} more" if finding.places[MOST_PLACES:] else ""
+    for cause in finding.causes:
+        yield from _code(lines_of([cause]), "", around=False)
+        yield _row(cause.mistake, Text(cause.says), Text(f"at {cause.at or places}", style="dim"))
+    if not finding.causes:
+        yield _row("unexplained", Text(finding.unexplained), Text(f"at {places}", style="dim"), *_profile(finding))
+    elif 0 < finding.explained < PRACTICALLY_ALL:
+        yield Text(partly(finding), style="yellow")
+
+
+def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
+    """Each line with its place, carets below the part that is wrong, and its neighbours if nothing else explains it."""
+    for line in lines[:MOST_PLACES]:
+        yield Text.assemble(before, (line.place, "bold cyan"))
+        written, carets = line.marked
+        if around and line.around:
+            for number, text in line.around:
+                here = ">" if number == line.line else " "
+                yield _code_line(f"{here} {number:4} {text}", "" if here == ">" else "dim")
+                if number == line.line and carets:
+                    yield _code_line(" " * (7 + len(text) - len(text.lstrip())) + carets, "red")
+        elif carets:
+            yield from (_code_line(f"   {text}", style) for text, style in _cut(written, carets))
+        else:
+            yield Padding(Text(written), (0, 0, 0, 3), expand=False)
+
+
+def _code_line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
+    """A line and its carets, without the beginning if the carets are beyond the width."""
+    start = len(carets) - len(carets.lstrip())
+    if len(text) > width and len(carets) > width:
+        text, carets = f"… {text[start:]}", f"  {carets[start:]}"
+    return [(text, ""), (carets, "red")]
+
+
+def _row(name: str, *texts: Text) -> RenderableType:
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_row(Text(name, style="bold", no_wrap=True), Group(*texts))
     return table
 
 
-def _lines(finding: Finding) -> list[Text]:
-    """The lines of the port, as far as they are known; none if each cause has its own."""
-    if finding.causes and all(cause.source for cause in finding.causes):
-        return []
-    own = [Text.assemble((line.place, "bold"), f" {line.code}") for line in finding.lines[:MOST_PLACES]]
-    theirs = finding.departs_from[:MOST_PLACES]
-    return own + [Text.assemble("departs from ", (line.place, "bold"), f" {line.code}") for line in theirs]
+def _closing(view: CheckView) -> Iterator[RenderableType]:
+    """The effect of fixing what was found, and of leaving it."""
+    report = view.report
+    if not view.findings:
+        yield Text(unlocated(report))
+    elif view.first_divergence:
+        yield Text(f"The first activation beyond its tolerance is {view.first_divergence}.")
+    impact = largest(finding.impact for finding in view.findings)
+    lines = [remedy(report), impact.sentence if impact else ""]
+    if text := "\n".join(filter(None, lines)):
+        yield Text(text)
+    if view.audit:
+        yield _listed("Audit", view.audit)
 
 
-def _places(finding: Finding) -> Text:
-    names = [fault.where for fault in finding.faults]
-    more = [f"and {len(names) - MOST_PLACES} more"] if len(names) > MOST_PLACES else []
-    return Text("\n".join(names[:MOST_PLACES] + more))
+def _strength(view: CheckView) -> RenderableType:
+    """What was compared, how much of the tolerance was used, and what was not compared."""
+    report = view.report
+    rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
+    if report.verdict == "inconclusive":
+        rows.insert(0, ("Undecided", too_little(report)))
+    rows += [("Audit", line) for line in view.audit]
+    rows += [("Not compared", line) for line in view.not_compared]
+    rows += [("Note", line) for line in view.notes]
+    return _named(rows)
 
 
-def _cause(view: CheckView, finding: Finding) -> RenderableType:
-    if not finding.causes:
-        return Group(Text("unexplained", style="bold"), *_impact(finding), *_profile(view, finding))
-    lines = []
-    for cause in finding.causes:
-        lines += [Text.assemble((line.place, "bold"), f" {line.code}") for line in lines_of([cause])]
-        lines.append(Text.assemble((f"{cause.mistake}: ", "bold"), cause.says))
-    if residual := finding.residual:
-        lines.append(Text(f"leaves {residual}", style="dim"))
-    return Group(*lines, *_impact(finding))
+def _named(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and texts in two columns; a name that is repeated is written once."""
+    table, before = Table.grid(padding=(0, 3, 0, 0)), ""
+    for name, text in rows:
+        table.add_row(Text("" if name == before else name, style="bold"), Text(text))
+        before = name
+    return table
 
 
-def _impact(finding: Finding) -> list[Text]:
-    return [Text(finding.impact)] if finding.impact else []
+def _listed(title: str, lines: Sequence[str]) -> Table:
+    return _named((title, line) for line in lines)
 
 
-def _profile(view: CheckView, finding: Finding) -> Iterator[Text]:
-    """The spread of an unexplained error: in words, and as bars where they are few enough."""
-    fault = finding.worst
-    if not math.isfinite(fault.error):
-        yield Text(immeasurable(fault))
-        return
-    if fault.probe:
-        yield Text(f"probe {fault.probe}")
+def _details(view: CheckView) -> Iterator[RenderableType]:
+    """Everything else that is known: coverage, claims, every activation, omissions and notes."""
+    report = view.report
+    if view.coverage:
+        yield _named([("Covers", view.coverage)])
+    if view.claims:
+        rows = ((claim.id, claim.share, claim.where, claim.verdict) for claim in view.claims)
+        yield _table(("claim", "share, end to end", "worst at"), rows)
+    if report.measured:
+        yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
+    if report.verdict == "diverges":
+        yield from (_listed(name, lines) for name, lines in _omissions(view) if lines)
+
+
+def _omissions(view: CheckView) -> tuple[tuple[str, list[str]], ...]:
+    return ("Not compared", view.not_compared), ("Note", view.notes)
+
+
+def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
+    """Each activation on the probe where it uses most of its tolerance."""
+    for tap in dict.fromkeys(item.tap for item in report.measured):
+        worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
+        verdict = "agrees" if worst.share <= 1 else "diverges"
+        yield tap, format_share(worst.share), format_share(worst.segment_share), worst.probe, verdict
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose rows end with a verdict, the colour of their numbers."""
+    table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in columns:
+        is_number = name in ("share, end to end", "end to end", "this step")
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for *cells, verdict in rows:
+        table.add_row(cells[0], Text(cells[1], style=STYLES[verdict]), *cells[2:])
+    return table
+
+
+def _profile(finding: Finding) -> Iterator[Text]:
+    """The spread of an unexplained error as bars, where some are within the tolerance and they are few enough."""
+    budget = finding.worst.budget
     for words, errors in zip(finding.spread, finding.profile.values(), strict=True):
-        yield Text(f"{words} {bars(errors, fault.budget)}".rstrip())
-    if layers := view.layers.get(layer_pattern(fault.where)[0]):
-        yield Text(f"{spread({'layer': layers}, 1.0)[0]} {bars(layers, 1.0)}".rstrip())
+        if (drawn := bars(errors, budget)) and "·" in drawn:
+            yield Text(f"{drawn} {words}")
+
+
+def _next(view: CheckView, verbose: bool) -> RenderableType:
+    """The ways on: the cause's page, everything that is known, and a page to look at."""
+    table = Table.grid(padding=(0, 5, 0, 0))
+    causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
+    if view.report.verdict == "diverges":
+        for cause in [*causes][:1]:
+            table.add_row(f"transparity explain {cause}", "what it is, and how to fix it")
+    page = "--html report.html  a page to look at"
+    ways = (page, "--markdown -  for a pull request") if verbose else ("--verbose  every activation", page)
+    table.add_row(*ways)
+    return table
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
@@ -139,17 +290,3 @@ def bars(errors: Sequence[float], budget: float) -> str:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1
     return "".join(BARS[round(tall * height(error, largest))] if share(error, budget) > 1 else "·" for error in errors)
-
-
-def _claims(view: CheckView) -> Table:
-    table = _table()
-    table.add_column("claim", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("worst at", overflow="fold")
-    for claim in view.claims:
-        table.add_row(Text(claim.id), Text(claim.share, style=CLAIM_STYLES[claim.verdict]), Text(claim.where))
-    return table
-
-
-def _table() -> Table:
-    return plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")

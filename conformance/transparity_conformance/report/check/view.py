@@ -1,13 +1,15 @@
-"""The content of a check as plain data, which the terminal and the page lay out."""
+"""The content of a check as plain data, which the terminal, Markdown and the page lay out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from transparity_conformance.report.check.findings import (
     Finding,
+    beginnings,
     findings,
     sentence,
     shares_by_layer,
@@ -17,6 +19,19 @@ from transparity_conformance.report.check.findings import (
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.report import ClaimResult, Report
+
+CAPABILITIES = {
+    "loss": "loss",
+    "gradients": "gradients",
+    "loss_and_gradients": "gradients",
+    "generate": "generation",
+    "beam_search": "beam search",
+    "step": "cached decoding",
+    "train": "training",
+}
+"""Capabilities in words, by the beginning of the ids of their claims."""
+
+VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "is inconclusive against"}
 
 
 class ShownClaim(NamedTuple):
@@ -33,20 +48,25 @@ class CheckView:
     """A report as sentences, rows and lists."""
 
     report: Report
+    title: str
+    """`my.py:load differs from the reference`."""
+    system: str
+    """`llama, float32`."""
     sentence: str
+    beginnings: list[str]
     ties: str
     findings: list[Finding]
     layers: dict[str, list[float]]
     """The share of its budget that a tap uses in each layer by itself, by its pattern."""
     worst: str
-    """The worst share of a budget, as a clause."""
-    worst_sentence: str
-    """The same as a sentence; empty where the verdict's sentence has it."""
+    """The largest share of a tolerance, as a clause."""
     first_divergence: str
     """The first tap beyond its budget, unless a finding names it."""
     claims: list[ShownClaim]
-    lists: dict[str, Sequence[str]]
+    not_compared: list[str]
+    notes: list[str]
     compared: str
+    """What was compared: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
     coverage: str
     """The range of the verdict in one line; empty if it is not known."""
     audit: list[str]
@@ -55,23 +75,46 @@ class CheckView:
 
 def check_view(report: Report) -> CheckView:
     """Compute everything that is shown of a report."""
-    worst, is_told = worst_share(report), not report.faults and report.verdict == "agrees"
     is_named = report.first_divergence in {fault.where for fault in report.faults}
     return CheckView(
         report=report,
+        title=f"{report.port or 'The port'} {VERDICTS[report.verdict]} {report.reference or 'the reference'}",
+        system=f"{'your configuration' if report.preset == 'config' else report.preset}, {report.dtype}",
         sentence=sentence(report),
+        beginnings=beginnings(report),
         ties=ties(report),
         findings=findings(report),
         layers=shares_by_layer(report.measured),
-        worst=worst,
-        worst_sentence="" if is_told or (report.faults and not report.measured) else f"{worst[:1].upper()}{worst[1:]}.",
+        worst=worst_share(report),
         first_divergence="" if is_named else report.first_divergence or "",
         claims=[_claim(claim) for claim in report.claims],
-        lists={"Not compared": one_line_a_reason(report.not_compared), "Notes": report.notes},
-        compared=count(len(report.measured), "comparison"),
+        not_compared=one_line_a_reason(report.not_compared),
+        notes=each_kind_once(report.notes),
+        compared=_compared(report),
         coverage=report.coverage.line,
-        audit=[] if report.audit is None else report.audit.lines,
+        audit=_audit(report),
     )
+
+
+def _compared(report: Report) -> str:
+    """The activations, the sizes of the inputs, and the capabilities."""
+    taps = dict.fromkeys(item.tap for item in report.measured)
+    forward = "the logits" if list(taps) == ["logits"] else count(len(taps), "activation")
+    where = f" at {report.coverage.inputs}" if report.coverage.inputs else ""
+    heads = dict.fromkeys(claim.id.partition(".")[0] for claim in report.claims)
+    others = dict.fromkeys(CAPABILITIES[head] for head in heads if head in CAPABILITIES)
+    return "; ".join(filter(None, [f"{forward}{where}" if taps else "", ", ".join(others)]))
+
+
+def _audit(report: Report) -> list[str]:
+    """The audit; where the forward pass is wrong, only tensors that the loader never read, which may be the reason."""
+    if report.audit is None:
+        return []
+    is_asked = any(claim.id.startswith("loader.") for claim in report.claims)
+    if report.verdict != "diverges" or is_asked:
+        return report.audit.lines
+    unread = report.audit.tensors_with("never read")
+    return [f"{report.audit.files[1]}: never read: {', '.join(unread)}"] if unread else []
 
 
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
@@ -81,6 +124,14 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
         name, colon, reason = line.partition(": ")
         names.setdefault(reason if colon else line, []).append(name if colon else "")
     return [f"{', '.join(named)}: {reason}" if named[0] else reason for reason, named in names.items()]
+
+
+def each_kind_once(lines: Iterable[str]) -> list[str]:
+    """The lines, of those that differ in numbers only the first, with the number of the others."""
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        kinds.setdefault(re.sub(r"\d+", "#", line), []).append(line)
+    return [first + (f" (and {count(len(more), 'note')} like it)" if more else "") for first, *more in kinds.values()]
 
 
 def _claim(claim: ClaimResult) -> ShownClaim:

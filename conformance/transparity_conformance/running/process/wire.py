@@ -215,19 +215,20 @@ def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth:
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
     """Names, sources and inputs in tables, for there are many operations and few lines; and the values."""
     names: dict[Hashable, int] = {}
-    sources: dict[Source, int] = {}
+    sources: dict[tuple[Source, Any], int] = {}
     stacks: dict[tuple[int, ...], int] = {}
+    of_each: list[int] = []
     for each in operations:
-        stack = tuple(sources.setdefault(source, len(sources)) for source in each.stack)
-        stacks.setdefault(stack, len(stacks))
+        stack = tuple(sources.setdefault((source, source.columns), len(sources)) for source in each.stack)
+        of_each.append(stacks.setdefault(stack, len(stacks)))
     return {
         "name": np.array([names.setdefault(each.name, len(names)) for each in operations], np.int64),
-        "stack": np.array([stacks[tuple(sources[line] for line in each.stack)] for each in operations], np.int64),
+        "stack": np.array(of_each, np.int64),
         "inputs": np.array([index for each in operations for index in each.inputs], np.int64),
         "counts": np.array([len(each.inputs) for each in operations], np.int64),
         "value": [each.value for each in operations],
         "names": list(names),
-        "sources": [[each.file, each.line, each.code] for each in sources],
+        "sources": [[each.file, each.line, each.code, columns] for each, columns in sources],
         "stacks": [list(stack) for stack in stacks],
     }
 
@@ -238,7 +239,10 @@ def received(answer: Any) -> list[Operation]:
     Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` for what describes none.
     """
     names = [safe(str(name), VALUE) for name in answer["names"]]
-    sources = [Source(safe(file, LONGEST_PATH), int(line), safe(code)) for file, line, code in answer["sources"]]
+    sources = [
+        Source(safe(file, LONGEST_PATH), int(line), safe(code), _pair(columns))
+        for file, line, code, columns in answer["sources"]
+    ]
     stacks = [tuple(_item(sources, index) for index in stack) for stack in answer["stacks"]]
     inputs = np.split(np.asarray(answer["inputs"], np.int64), np.cumsum(answer["counts"])[:-1])[: len(answer["name"])]
     rows = zip(answer["name"], map(_value, answer["value"]), inputs, answer["stack"], strict=True)
@@ -246,6 +250,14 @@ def received(answer: Any) -> list[Operation]:
         Operation(names[name], value, _before(i, given), _item(stacks, stack))
         for i, (name, value, given, stack) in enumerate(rows)
     ]
+
+
+def _pair(columns: Any) -> tuple[int, int] | None:
+    """Start and end of an expression in its line."""
+    if columns is None:
+        return None
+    start, end = columns
+    return int(start), int(end)
 
 
 def _item(items: Sequence[Any], index: Any) -> Any:

@@ -1,0 +1,61 @@
+"""A check as Markdown, for a pull request: the answer, and everything that is needed to run it again."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from transparity.limits.files import is_file
+from transparity_conformance.report.check.terminal import MARKS, as_text
+from transparity_conformance.report.check.view import check_view
+from transparity_conformance.report.environment import installed
+from transparity_conformance.report.report import Report
+
+WIDTH = 80
+
+DIGITS = 16
+"""Digits of a hash that are shown."""
+
+
+def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:
+    """The reports, each with its answer and coverage, then the command, the versions and the hashes."""
+    return "\n".join([*(line for report in reports for line in _report(report)), *_provenance(reports, weights), ""])
+
+
+def _report(report: Report) -> Iterator[str]:
+    view = check_view(report)
+    yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
+    text = "\n".join(as_text([report], WIDTH).splitlines()[1:]).strip("\n")
+    fence = "`" * 8  # code of the port may have fences of its own
+    yield from (f"{fence}text", text, fence, "")
+    if view.coverage:
+        yield from (f"Covers {_plain(view.coverage)}.", "")
+
+
+def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str]:
+    port = Path(reports[0].port.rpartition(":")[0] or reports[0].port) if reports else Path()
+    rows = [
+        ("command", f"`{_plain(shlex.join(['transparity', *sys.argv[1:]]))}`"),
+        ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in installed().items())),
+        ("port", f"`{_plain(port.name)}` {digest([port])}" if is_file(port) else _plain(str(port))),
+        ("weights", "drawn by the checker" if weights is None else digest(sorted(weights.glob("*.safetensors")))),
+    ]
+    yield from ("| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows))
+
+
+def digest(files: Iterable[Path]) -> str:
+    """The sha256 of the contents of files, one after the other."""
+    found = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return f"sha256:{found.hexdigest()[:DIGITS]}"
+
+
+def _plain(text: str) -> str:
+    """Text without what Markdown or a table would take for markup."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--benchmark") and not config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError("--benchmark needs pytest-benchmark: python -m pip install pytest-benchmark")
+        raise pytest.UsageError('--benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"')
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:

@@ -1,4 +1,4 @@
-"""With `--benchmark`, load `benchmarks.plugin`; without, import nothing."""
+"""With `--benchmark`, load `benchmarks.plugin`; without, or without pytest-benchmark, import nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--benchmark"):
+    if config.getoption("--benchmark") and config.pluginmanager.hasplugin("benchmark"):
         config.pluginmanager.import_plugin("benchmarks.plugin")
 
 

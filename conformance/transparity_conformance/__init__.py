@@ -1,4 +1,4 @@
-"""The checker of transformer ports: claims, evidence, budgets, the agreement matrix and the check."""
+"""Check a port of a transformer: `check` returns a report, `assert_conforms` raises unless the port agrees."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transparity_conformance.checking.check import assert_conforms, check
 
-__all__ = ["assert_conforms", "check"]
+__all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common first
 
-_HOMES = {"assert_conforms": "checking.check", "check": "checking.check"}
+_HOMES = dict.fromkeys(__all__, "checking.check")
 
 
 def __getattr__(name: str) -> Any:

@@ -19,8 +19,11 @@ def project(tmp_path: Path) -> Path:
     """A project with this one's conftest and settings, one benchmark, and one test of each kind."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks/conftest.py", tmp_path / "benchmarks")
+    (tmp_path / "benchmarks/plugin.py").write_text("import pytest_benchmark\n")
     for folder in FOLDERS:
-        (tmp_path / folder).mkdir()
+        (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"test_in_{Path(folder).name}.py").write_text("def test_it() -> None:\n    pass\n")
     return tmp_path
 
@@ -63,9 +66,10 @@ def test_options_of_pytest_benchmark_are_still_its_own(project: Path) -> None:
 
 
 def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Path) -> None:
+    (project / "benchmarks/plugin.py").write_text("raise ModuleNotFoundError('pytest_benchmark')\n")
     passed, said = run(project, "--benchmark", "-p", "no:benchmark")
     assert passed == set()
-    assert said.strip() == "ERROR: --benchmark needs pytest-benchmark: python -m pip install pytest-benchmark"
+    assert said.strip() == 'ERROR: --benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"'
 
 
 def test_without_pytest_benchmark_all_else_works(project: Path) -> None:

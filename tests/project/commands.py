@@ -113,6 +113,7 @@ def _folder(path: Path) -> None:
 STAND_INS: dict[str, Callable[[Path], object]] = {
     "port.py": lambda path: path.write_text(PORT, encoding="utf-8"),
     "my.py": lambda path: path.write_text(LOADER, encoding="utf-8"),
+    "inverse_rotation.py": lambda path: shutil.copyfile(ROOT / "examples/gallery/inverse_rotation.py", path),
     "config.json": lambda path: path.write_text(preset("notes-lm").resized().to_json(), encoding="utf-8"),
     "small.json": lambda path: path.write_text(SMALL.to_json(), encoding="utf-8"),
     "folder": _folder,

@@ -43,12 +43,12 @@ def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
 
 def test_a_link_leads_to_the_same_place_from_the_site() -> None:
     text = site_text("README.md", written_pages())
-    assert "](families.md#a-ports-own-loader)" in text
-    assert "[attention.py](columns/attention.md)" in text
-    assert f"[attention.py]({pages.SOURCES}/backends/transparity_pytorch/attention.py)" in text
+    assert "](reading-guide.md)" in text
+    assert "](columns/attention.md)" in site_text("docs/reading-guide.md", written_pages())
+    assert "](LICENSE)" not in text and f"]({pages.SOURCES}/LICENSE)" in text
     assert "](../faults.md)" in site_text("docs/causes/norm-eps.md", written_pages())
     assert "](index.md#check-a-port)" in site_text("docs/checking.md", written_pages())
-    assert {"docs/three-columns.svg", "benchmarks/results/throughput-encoder-decoder.png"} <= linked_files("README.md")
+    assert {"docs/three-columns.svg", "docs/answer.svg", "docs/logo.svg"} <= linked_files("README.md")
 
 
 def test_a_link_that_leads_nowhere_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

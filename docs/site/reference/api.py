@@ -16,7 +16,7 @@ What the two packages export, and what the pages of this documentation import. T
 [pages of their own](../columns.md).
 """
 
-PACKAGES = ("transparity", "transparity_conformance")
+PACKAGES = ("transparity_conformance", "transparity")
 IMPORT = re.compile(r"(?m)^from (transparity[\w.]*) import (.+)$")
 COLUMN = re.compile(r"transparity_(numpy|pytorch|flax)")
 
@@ -31,7 +31,7 @@ def page() -> str:
 
 def public() -> dict[str, list[str]]:
     """Return the public names of each module: those that packages export, then those that pages import from others."""
-    found = {package: sorted(importlib.import_module(package).__all__) for package in PACKAGES}
+    found = {package: list(importlib.import_module(package).__all__) for package in PACKAGES}
     imported: dict[str, set[str]] = {}
     for module, names in _imports():
         if not COLUMN.match(module):
@@ -39,7 +39,7 @@ def public() -> dict[str, list[str]]:
     exported = {(id(getattr(importlib.import_module(module), name))) for module in found for name in found[module]}
     for module, listed in sorted(imported.items()):
         own = [name for name in sorted(listed) if id(getattr(importlib.import_module(module), name)) not in exported]
-        found[module] = sorted({*found.get(module, []), *own})
+        found[module] = [*found.get(module, []), *own]
     return {module: names for module, names in found.items() if names}
 
 

@@ -22,7 +22,7 @@ from transparity_conformance.report.check.findings import (
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, check_view
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import format_share, height
+from transparity_conformance.report.formatting import count, format_share, height
 from transparity_conformance.report.impact import largest
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
@@ -279,7 +279,8 @@ def _next(view: CheckView, verbose: bool) -> RenderableType:
         for cause in [*causes][:1]:
             table.add_row(f"transparity explain {cause}", "what it is, and how to fix it")
     page = "--html report.html  a page to look at"
-    ways = (page, "--markdown -  for a pull request") if verbose else ("--verbose  every activation", page)
+    noted = f", {count(len(view.notes), 'note')}" if view.notes else ""
+    ways = (page, "--markdown -  for a pull request") if verbose else (f"--verbose  every activation{noted}", page)
     table.add_row(*ways)
     return table
 

@@ -79,7 +79,7 @@ def check_view(report: Report) -> CheckView:
     return CheckView(
         report=report,
         title=f"{report.port or 'The port'} {VERDICTS[report.verdict]} {report.reference or 'the reference'}",
-        system=f"{'your configuration' if report.preset == 'config' else report.preset}, {report.dtype}",
+        system=", ".join(filter(None, [_system(report), report.dtype])),
         sentence=sentence(report),
         beginnings=beginnings(report),
         ties=ties(report),
@@ -94,6 +94,13 @@ def check_view(report: Report) -> CheckView:
         coverage=report.coverage.line,
         audit=_audit(report),
     )
+
+
+def _system(report: Report) -> str:
+    """The preset or family; empty for a reference that is another implementation, which the title names."""
+    if report.reference:
+        return ""
+    return "your configuration" if report.preset == "config" else report.preset
 
 
 def _compared(report: Report) -> str:

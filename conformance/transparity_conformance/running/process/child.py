@@ -42,6 +42,10 @@ def checked_timeout(seconds: float | None) -> float:
     return seconds
 
 
+QUIET = {"TQDM_DISABLE": "1"}
+"""Variables without which a loader draws bars over our own line of progress; the user's environment overrides them."""
+
+
 class PortProcess:
     """A process of a port, which answers one request after the other.
 
@@ -71,7 +75,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=os.environ | environment if environment else None,
+                env={**QUIET, **os.environ, **(environment or {})},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)

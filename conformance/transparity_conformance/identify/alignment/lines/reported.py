@@ -14,7 +14,7 @@ from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
 from transparity_conformance.identify.alignment.lines.source import behind_taps, operation_of
-from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
@@ -60,10 +60,19 @@ def _line(
     segment = (fault.where, fault.error, fault.budget)
     index = operation_of(probe, call.operations, call.taps, call.numbers, *segment, besides)
     source = call.operations[index].source
-    if source is None or not _is_gross(fault, call.taps, report.dtype):
+    if source is not None and _is_gross(fault, call.taps, report.dtype):
+        right = _right_alike(fault, causes, report, probe, call.numbers)
+        source = call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
+    return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
+
+
+def _whole(source: Source, segment: Sequence[Operation]) -> Source:
+    """The line with the columns of all its operations in a segment: any of them may be the wrong one."""
+    lines = (line for each in segment for line in each.stack if line == source)
+    columns = [line.columns for line in lines if line.columns is not None]
+    if not columns:
         return source
-    right = _right_alike(fault, causes, report, probe, call.numbers)
-    return call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
+    return dataclasses.replace(source, columns=(min(start for start, _ in columns), max(end for _, end in columns)))
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:

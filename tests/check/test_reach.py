@@ -207,7 +207,7 @@ def test_no_query_of_a_call_sees_nothing() -> None:
 
 def test_coverage_is_in_every_form_of_a_report() -> None:
     report: Report = check(logits_only, "notes-lm")
-    assert "lengths 1 to 1,025, batches 1 to 13" in " ".join(as_text([report]).split())
+    assert "from 1 to 1,025, 6 batch sizes from 1 to 13" in " ".join(as_text([report]).split())
     found = report.as_dict()["coverage"]
     assert found["lengths"][:17] == list(range(1, 18)) and {33, 65, 129, 257, 513} <= set(found["lengths"])
     assert {1, 2, 3, 5, 8, 13} <= set(found["batches"])

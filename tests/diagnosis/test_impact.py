@@ -53,7 +53,8 @@ def test_real_tokens_and_predictions_are_counted() -> None:
     assert impact.positions["changed"] == impact.argmax_changes == len(tried)
     real = sum(int((probe.inputs["target"] != 0).sum()) for probe in tried.values())
     assert impact.positions["of"] == real
-    assert f"changes {len(tried)} of {real} real tokens, the argmax of {len(tried)}" in as_text([report])
+    says = f"Effect: {len(tried)} of {real} tokens change; the predicted token changes for {len(tried)}."
+    assert says in as_text([report])
 
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
@@ -62,7 +63,7 @@ def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
     report = check(port, "translation", logits_only=logits_only)
     impacts = [fault.impact for fault in report.faults]
     assert all(impact is not None and impact.positions["changed"] > 0 for impact in impacts)
-    assert as_text([report]).count(" real tokens, the argmax of ") == len(
+    assert as_text([report]).count("the predicted token changes for ") == len(
         {str(fault.causes) for fault in report.faults}
     )
 

@@ -103,7 +103,8 @@ class Finding:
 def findings(report: Report) -> list[Finding]:
     """The divergences of a report in the order of the forward pass, grouped by the line of the port and the cause.
 
-    Without a line, a cause that says something else, and a tap of another kind, are findings of their own.
+    Without a line, a cause that says something else, and a tap of another kind, are findings of their own. Lines that
+    do the same in different layers, as in a graph, are one.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -111,7 +112,12 @@ def findings(report: Report) -> list[Finding]:
         causes = [(cause.mistake, "" if line else cause.says) for cause in fault.causes]
         alone = "" if causes or line else layer_pattern(fault.where)[0]
         grouped.setdefault((line, tuple(causes), alone), []).append(fault)
-    return [Finding(tuple(faults)) for faults in grouped.values()]
+    alike: dict[Any, list[Divergence]] = {}
+    for key, faults in grouped.items():
+        told = ((cause, layer_pattern(fault.where)[0]) for fault in faults for cause in fault.causes)
+        kinds = frozenset((cause.mistake, cause.says, tap) for cause, tap in told)
+        alike.setdefault(kinds or key, []).extend(faults)
+    return [Finding(tuple(faults)) for faults in alike.values()]
 
 
 def sentence(report: Report) -> str:

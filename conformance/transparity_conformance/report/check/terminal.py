@@ -23,7 +23,6 @@ from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, check_view
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
-from transparity_conformance.report.impact import largest
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
 
@@ -111,7 +110,7 @@ def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
 def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     report = view.report
     if sentences := [*view.beginnings, another_model(report)]:
-        yield from (Text(sentence.strip()) for sentence in sentences if sentence)
+        yield from (Text(f"{sentence.strip(' .:')}.") for sentence in sentences if sentence)
     yield from _blocks(view, verbose)
     if report.verdict == "diverges":
         yield from _closing(view)
@@ -149,12 +148,16 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
         yield _row("unexplained", Text(finding.unexplained), Text(f"at {places}", style="dim"), *_profile(finding))
     elif 0 < finding.explained < PRACTICALLY_ALL:
         yield Text(partly(finding), style="yellow")
+    if finding.impact and view.findings[1:]:
+        yield Text(finding.impact.sentence, style="dim")
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
     """Each line with its place, carets below the part that is wrong, and its neighbours if nothing else explains it."""
-    for line in lines[:MOST_PLACES]:
-        yield Text.assemble(before, (line.place, "bold cyan"))
+    shown = lines[: MOST_PLACES if around else 1]
+    others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
+    for line in shown:
+        yield Text.assemble(before, (f"{line.place}{others}", "bold cyan"))
         written, carets = line.marked
         if around and line.around:
             for number, text in line.around:
@@ -193,7 +196,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
         yield Text(unlocated(report))
     elif view.first_divergence:
         yield Text(f"The first activation beyond its tolerance is {view.first_divergence}.")
-    impact = largest(finding.impact for finding in view.findings)
+    impact = view.findings[0].impact if len(view.findings) == 1 else None
     lines = [remedy(report), impact.sentence if impact else ""]
     if text := "\n".join(filter(None, lines)):
         yield Text(text)

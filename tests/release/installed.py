@@ -77,6 +77,23 @@ def ports_are_checked(column: str) -> None:
             expect(code == int(wrong), f"transparity check of {column}, wrong: {wrong}, ended with {code}: {printed}")
 
 
+def a_loader_is_checked() -> None:
+    """Check a port of the gallery, which needs no framework: the answer has its wrong line."""
+    port = Path(__file__).parents[2] / "examples/gallery/inverse_rotation.py"
+    code, printed = command("check", f"{port}:load", "--family", "llama")
+    expect(code == 1 and "rotary-direction" in printed, f"transparity check of a loader ended with {code}: {printed}")
+
+
+def a_missing_framework_is_one_sentence() -> None:
+    """Check a port whose framework is not installed: the sentence has its line and the command that installs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "port.py")
+        path.write_text("import math\nfrom transparity_pytorch.port import build\n")
+        code, printed = command("check", f"{path}:build", "--preset", "notes-lm")
+    says = 'torch is not installed (port.py, line 2): python -m pip install "transparity[pytorch]".\n'
+    expect(code == 2 and printed == f"{path} cannot be imported: {says}", f"exit code {code}: {printed}")
+
+
 def main(expected: str, extras: str) -> None:
     """Check what can be done with the wheel alone, or with its extras."""
     found = (transparity.__version__, version("transparity"))
@@ -86,8 +103,10 @@ def main(expected: str, extras: str) -> None:
     if extras == "alone":
         absent = [name for name in ("torch", "jax", "hypothesis", "pytest") if find_spec(name)]
         expect(not absent, f"the wheel alone brings {absent}")
+        a_missing_framework_is_one_sentence()
     expect(command("--version") == (0, f"{expected}\n"), "transparity --version prints another version")
     a_bundle_is_compared()
+    a_loader_is_checked()
     for column, library in (("numpy", "numpy"), ("pytorch", "torch"), ("flax", "flax")):
         if find_spec(library):
             ports_are_checked(column)

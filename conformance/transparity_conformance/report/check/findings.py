@@ -221,7 +221,11 @@ def worst_share(report: Report) -> str:
     if not shares:
         return "nothing was compared"
     used, where = max(shares, key=lambda each: each[0])
-    return f"at most {format_share(used)} of the tolerance is used ({where})"
+    return (
+        f"at most {format_share(used)} of the tolerance is used ({where})"
+        if used <= 1
+        else (f"an error is {format_share(used)} its tolerance ({where})")
+    )
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
 from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import format_share, heat, height, scientific, template
+from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import Measured, Report
 
 MOST_BARS = 128
@@ -24,7 +25,8 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 
 def as_html(reports: Sequence[Report]) -> str:
     """The page: a section for each report, the wrong ones opened."""
-    functions = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
+    functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
+    functions["meanings"] = meanings()
     views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 
@@ -50,13 +52,14 @@ def _probes(report: Report) -> list[str]:
 def _heat_map(report: Report) -> list[dict[str, Any]]:
     """The rows of the heat map, in the order of the forward pass."""
     cells = {(item.tap, item.probe): item for item in report.measured}
-    rows, before = [], ""
+    rows, before, is_red = [], "", False
     for tap in dict.fromkeys(item.tap for item in report.measured):
         # rows of one layer, or of one stack outside its layers, are neighbours
         part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
         shown = [_cell(cells.get((tap, probe))) for probe in _probes(report)]
-        rows.append({"tap": tap, "starts": part != before, "cells": shown})
-        before = part
+        is_first = not is_red and any(cell and cell["segment"]["over"] for cell in shown)
+        rows.append({"tap": tap, "starts": part != before, "cells": shown, "is_first_red": is_first})
+        before, is_red = part, is_red or is_first
     return rows
 
 
@@ -75,7 +78,7 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
     return {
         "text": format_share(used),
         "over": used > 1,
-        "heat": heat(used) if used <= 1 else round(min(1.0, math.log10(used) / 6), 3),
+        "heat": round(min(1.0, math.log10(used) / 6), 3) if used > 1 else 0,
         "title": f"{scientific(error)} of {scientific(budget)}",
     }
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -284,21 +284,18 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
-    files, told = (json_file, html_file, markdown_file), Told(verbose)
-    with _for_people(*files), _one_sentence():
-        from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
-        from transparity_conformance.checking.systems import checkpoint_of
+    told = Told(verbose, json_file, html_file, markdown_file)
+    with told.answering():
+        from transparity_conformance.checking import checkers, systems
 
-        checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
+        checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
-        check_writable(*files)
-        named = named_systems(asked)  # before the port is imported, which takes seconds
-        chosen = chosen_systems(run := checker(asked), asked, named, _imported)
-        reports, errors = check_all(run, told.announced(chosen, port or command or ""), told.progress, told.show)
-        told.end(reports)
-    _complain_of(errors, len(reports))
-    _finish(reports, *files, failed=bool(errors), weights=checkpoint)
+        how = (ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
+        chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
+        chosen = told.announced(chosen, port or command or "")
+        reports, errors = checkers.check_all(run, chosen, told.progress, told.show)
+    told.end(reports, errors, weights=checkpoint)
 
 
 ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
@@ -307,9 +304,9 @@ ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", 
 
 def _check_against(given: dict[str, Any]) -> NoReturn:
     """Check a port against another implementation, with the options of `check`."""
-    files, others = [given[name] for name in ("json_file", "html_file", "markdown_file")], map(given.get, ALONE)
-    told = Told(given["verbose"])
-    with _for_people(*files), _one_sentence():
+    others = [given[name] for name in ALONE]
+    told = Told(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
+    with told.answering():
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
@@ -318,14 +315,12 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
                 "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
                 "--budget alone; leave out the other options."
             )
-        check_writable(*files)
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
         told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
         with told.progress() as progress:
             report = check_against(asked, progress)
-        told.end([report])
-    _finish([report], *files, weights=asked.checkpoint)
+    told.end([report], weights=asked.checkpoint)
 
 
 @app.command()
@@ -443,17 +438,14 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Compare the outputs of a port with a bundle."""
-    files, told = (json_file, html_file, markdown_file), Told(verbose)
-    with _one_sentence():
+    told = Told(verbose, json_file, html_file, markdown_file)
+    with told.answering():
         from transparity_conformance.exchange import judging
 
-        check_writable(*files)
         with told.progress() as progress:
             progress("reading the bundle", 0, 1)
             reports = list(judging.compare(bundle, actual, checkpoint, progress, logits_only=not taps))
-        with _for_people(*files):
-            told.end(reports)
-        _finish(reports, *files, weights=checkpoint)
+    told.end(reports, weights=checkpoint)
 
 
 def main() -> None:
@@ -582,16 +574,6 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
 
 
-def _finish(
-    reports: Sequence[Report], *files: Path | None, failed: bool = False, weights: Path | None = None
-) -> NoReturn:
-    """Write the requested files, and exit with the worst of the exit codes."""
-    with _one_sentence():
-        write_reports(reports, *files, weights=weights)
-    codes = {report.exit_code for report in reports}
-    raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
-
-
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
 
@@ -610,7 +592,7 @@ def _one_sentence() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from None
 
 
-def _complain_of(errors: dict[str, list[str]], checked: int) -> None:
+def _complain_of(errors: Mapping[str, list[str]], checked: int) -> None:
     """Print each message with the names of its systems, unless all systems that were tried have it."""
     tried = checked + sum(map(len, errors.values()))
     for message, names in errors.items():
@@ -622,15 +604,25 @@ def _complain(sentence: str) -> None:
         typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
 
 
+NO_ERRORS: Mapping[str, list[str]] = {}
+
+
 class Told:
     """What a check tells people: a line of progress that is overwritten, and the answer.
 
     Of several systems each has a line as soon as it is known; the answers of those that do not agree come last.
     """
 
-    def __init__(self, verbose: bool) -> None:
-        self.verbose, self.begins, self.systems = verbose, "", 0
+    def __init__(self, verbose: bool, *files: Path | None) -> None:
+        self.verbose, self.files, self.begins, self.systems = verbose, files, "", 0
         self.waiting: list[Report] = []
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Report a user's mistake as one sentence; within the context what people read is apart from the files."""
+        with _for_people(*self.files), _one_sentence():
+            check_writable(*self.files)
+            yield
 
     def progress(self) -> contextlib.AbstractContextManager[Callable[[str, int, int], None]]:
         return progress_bar(lambda: self.begins)
@@ -661,11 +653,20 @@ class Told:
             if sys.stdout is not None:
                 sys.stdout.flush()
 
-    def end(self, reports: Sequence[Report]) -> None:
-        """Print the answers."""
-        from transparity_conformance.report.check.terminal import answers
+    def end(
+        self, reports: Sequence[Report], errors: Mapping[str, list[str]] = NO_ERRORS, *, weights: Path | None = None
+    ) -> NoReturn:
+        """Print the answers, write the requested files, and exit with the worst of the exit codes."""
+        with self.answering():
+            from transparity_conformance.report.check.terminal import answers
 
-        print_text(answers(reports, verbose=self.verbose))
+            codes = {report.exit_code for report in reports}
+            code = BAD_INPUT if errors else next(code for code in WORST_FIRST if code in codes)
+            print_text(answers(reports, code, verbose=self.verbose))
+        _complain_of(errors, len(reports))
+        with _one_sentence():
+            write_reports(reports, *self.files, weights=weights)
+        raise typer.Exit(code)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
+from transparity_conformance.report.check.lines import PortLine
+from transparity_conformance.report.check.markdown import as_markdown, digest
 from transparity_conformance.report.check.page import as_html, headline
-from transparity_conformance.report.check.terminal import as_text, bars
+from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
 from transparity_conformance.report.files import write_reports
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
@@ -31,7 +35,8 @@ def fault(layer: int = 0, *causes: Cause, error: float = 1.0, **fields: Any) -> 
 
 def report(*faults: Divergence, verdict: Verdict = "diverges", **fields: Any) -> Report:
     first = faults[0].where if faults else None
-    return Report("notes-lm", verdict, first, faults, **{"measured": MEASURED} | fields)
+    given = {"preset": "notes-lm", "measured": MEASURED} | fields
+    return Report(verdict=verdict, first_divergence=first, faults=faults, **given)
 
 
 def flat(text: str) -> str:
@@ -131,6 +136,64 @@ def test_the_name_of_the_port_is_in_every_headline() -> None:
 def test_where_a_port_diverges_is_one_line() -> None:
     source = {"file": "/home/my.py", "line": 7, "code": "x + y"}
     assert located(report(fault(source=source))) == (f"differs at {SCORES.format(0)}, my.py:7")
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "carets"),
+    [
+        ("    att = (q @ k) / math.sqrt(C)", (10, 32), "~~~~~~~~^~~~~~~~~~~~~~"),
+        ("    return x * cos - turned(x) * sin", (11, 36), "~~~~~~~~^~~~~~~~~~~~~~~~~"),
+        ("y = softmax(x, -1)", (4, 18), "^^^^^^^^^^^^^^"),
+        ("y = f(x,", (4, 8), "^^^^"),
+    ],
+)
+def test_the_carets_are_below_the_operation(line: str, columns: tuple[int, int], carets: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(f"{line}\n")
+    text, below = PortLine(str(path), 1, "code", columns).marked
+    assert text == line.strip()
+    assert below == " " * text.index(line[slice(*columns)]) + carets
+    assert PortLine(str(path), 1, "code").marked == ("code", "")
+    assert PortLine(str(tmp_path / "none.py"), 1, "code", columns).marked == ("code", "")
+
+
+def test_markdown_has_all_that_runs_the_check_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = Path("my.py")
+    port.write_text("def load(folder): ...\n")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr("sys.argv", ["transparity", "check", "my.py:load", "--family", "a|b"])
+    text = as_markdown([report(fault(0, SCALE), port=f"{port}:load")], weights=tmp_path)
+    assert text.startswith(f"### ✗ {port}:load differs from the reference (notes-lm, float32)\n")
+    assert SCORES.format(0) in text and "With this fixed, the rest agrees" in text
+    assert "| command | `transparity check my.py:load --family 'a\\|b'` |" in text
+    assert f"| port | `my.py` {digest([port])} |" in text
+    assert f"| weights | {digest([tmp_path / 'model.safetensors'])} |" in text
+    port.write_text("def load(folder): return 1\n")
+    assert digest([port]) not in text, "the hash is that of the file's content"
+
+
+def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
+    wrong = [report(fault(0, SCALE), preset=name) for name in ("one", "two")]
+    lines = [as_plain(one_line(each)) for each in (*wrong, report(verdict="agrees", preset="three"))]
+    assert lines[0].split() == ["✗", "one", "diverges", "attention-scale"]
+    assert lines[2].startswith("✓ three              agrees        50 % of the tolerance")
+    text = as_plain(answers([*wrong, report(verdict="agrees")], 1))
+    assert text.count(SAYS[:20]) == 1
+    assert text.endswith("3 systems: 1 agree, 2 differ; exit code 1")
+
+
+def as_plain(shown: Any) -> str:
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(shown, crop=False)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip()
+
+
+def test_notes_that_differ_in_numbers_are_one() -> None:
+    notes = [f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8)]
+    text = flat(as_text([report(fault(), notes=tuple(notes))]))
+    assert f"{notes[0]} (and 6 notes like it)" in text
 
 
 def test_it_is_readable_at_80_columns() -> None:

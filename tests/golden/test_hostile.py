@@ -65,6 +65,11 @@ FAILING = (
     (calling("raise RuntimeError('no tokens')"), "forward(tokens=…) raised RuntimeError: no tokens (port.py, line 16)"),
     ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
     ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
+    ("def build(): pass", "port.py:build takes 0 arguments; expected load(folder), with one, or build("),
+    (
+        "from transparity_numpy.port import build as right\ndef build(config, parameters): return right(config)",
+        "required positional argument: 'parameters' (port.py, line 14)",
+    ),
     (
         "def build(config, parameters): raise RuntimeError('no weights\\nfor you.')",
         "build(config, parameters) raised RuntimeError: no weights for you",

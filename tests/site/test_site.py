@@ -47,7 +47,6 @@ def test_a_link_leads_to_the_same_place_from_the_site() -> None:
     assert "](columns/attention.md)" in site_text("docs/reading-guide.md", written_pages())
     assert "](LICENSE)" not in text and f"]({pages.SOURCES}/LICENSE)" in text
     assert "](../faults.md)" in site_text("docs/causes/norm-eps.md", written_pages())
-    assert "](index.md#check-a-port)" in site_text("docs/checking.md", written_pages())
     assert {"docs/three-columns.svg", "docs/answer.svg", "docs/logo.svg"} <= linked_files("README.md")
 
 

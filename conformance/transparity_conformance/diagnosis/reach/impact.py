@@ -12,8 +12,7 @@ from transparity_conformance.diagnosis.probe_result import ProbeResult, Results,
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.impact import Impact
-from transparity_conformance.report.report import Divergence
+from transparity_conformance.report.report import Divergence, Impact
 from transparity_numpy.transformer import transformer
 
 

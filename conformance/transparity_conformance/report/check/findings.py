@@ -13,8 +13,7 @@ from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
-from transparity_conformance.report.impact import Impact, largest
-from transparity_conformance.report.report import Cause, Divergence, Measured, Report
+from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 from transparity_conformance.report.text import listed
 
 PRACTICALLY_ALL = 0.99
@@ -60,7 +59,7 @@ class Finding:
     @property
     def impact(self) -> Impact | None:
         """The largest effect on the logits; None if it is not known."""
-        return largest(fault.impact for fault in self.faults)
+        return largest_impact(fault.impact for fault in self.faults)
 
     @property
     def profile(self) -> dict[str, list[float]]:
@@ -216,16 +215,19 @@ def immeasurable(fault: Divergence) -> str:
 
 def worst_share(report: Report) -> str:
     """The largest share of a tolerance that any comparison used, and its place."""
+    used, where = worst(report)
+    if not where:
+        return "nothing was compared"
+    if used > 1:
+        return f"an error is {format_share(used)} its tolerance ({where})"
+    return f"at most {format_share(used)} of the tolerance is used ({where})"
+
+
+def worst(report: Report) -> tuple[float, str]:
+    """The same as a number; the place is empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
-    if not shares:
-        return "nothing was compared"
-    used, where = max(shares, key=lambda each: each[0])
-    return (
-        f"at most {format_share(used)} of the tolerance is used ({where})"
-        if used <= 1
-        else (f"an error is {format_share(used)} its tolerance ({where})")
-    )
+    return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:

@@ -18,6 +18,7 @@ from transparity_conformance.report.check.findings import (
     remedy,
     too_little,
     unlocated,
+    worst,
 )
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, check_view
@@ -72,7 +73,7 @@ class Headline:
         yield Text.assemble(*parts, no_wrap=True, overflow="ignore")
 
 
-def answers(reports: Sequence[Report], *, verbose: bool = False) -> RenderableType:
+def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
     """The answer to one check; of several a summary, and the answers of those that do not agree, alike ones once."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
@@ -81,7 +82,7 @@ def answers(reports: Sequence[Report], *, verbose: bool = False) -> RenderableTy
         if report.verdict != "agrees":
             shown.setdefault(as_text([report]).partition("\n")[2], report)
     parts = [answer(report, verbose=verbose) for report in shown.values()]
-    return Group(*(["", *parts, _summary(reports)] if reports else []))
+    return Group(*(["", *parts, _summary(reports, code)] if reports else []))
 
 
 def one_line(report: Report) -> RenderableType:
@@ -89,17 +90,18 @@ def one_line(report: Report) -> RenderableType:
     view = check_view(report)
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
-    says = view.worst if report.verdict == "agrees" else ", ".join(causes) or unknown
+    right = f"{format_share(worst(report)[0])} of the tolerance"
+    says = right if report.verdict == "agrees" else ", ".join(causes) or unknown
     mark = (MARKS[report.verdict], STYLES[report.verdict])
     return Text.assemble(mark, f" {report.preset:<18} {report.verdict:<13} {says}")
 
 
-def _summary(reports: Sequence[Report]) -> Text:
-    """`4 agree, 2 differ: exit code 1`, with the code of these reports."""
+def _summary(reports: Sequence[Report], code: int) -> Text:
+    """`6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
     words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
     counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)  # type: ignore[arg-type]
-    return Text(f"{len(reports)} systems: {counted}", style="bold")
+    return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 
 def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
@@ -269,9 +271,9 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 def _profile(finding: Finding) -> Iterator[Text]:
     """The spread of an unexplained error as bars, where some are within the tolerance and they are few enough."""
     budget = finding.worst.budget
-    for words, errors in zip(finding.spread, finding.profile.values(), strict=True):
+    for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:
-            yield Text(f"{drawn} {words}")
+            yield Text(f"{drawn} by {axis}")
 
 
 def _next(view: CheckView, verbose: bool) -> RenderableType:

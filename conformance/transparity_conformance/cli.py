@@ -67,48 +67,33 @@ def _print_version(is_asked: bool) -> None:
 
 
 PORT_HELP = (
-    "path/to/file.py:build or package.module:build; with --family, or with --checkpoint if it takes one argument, the "
-    "port's own loader: file.py:load; model.onnx, or a folder as a hub keeps it, with --checkpoint."
+    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf or a "
+    "Hugging Face folder. package.module:name works, too."
 )
-CHECKPOINT_HELP = (
-    "A checkpoint from a hub, with its own weights; a PORT that takes one argument, load(folder), is given them as a "
-    "folder, and drawn weights at probe size."
-)
+CHECKPOINT_HELP = "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model with drawn weights."
 FAMILY_HELP = (
-    "llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps it, and "
-    "returns a model that takes token ids. Repeat it for several."
+    "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of it. Repeat it for several."
 )
 COMMAND_HELP = (
-    "Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. {bundle} and "
-    "{actual} are replaced by the two paths; without them, the paths are the last arguments."
+    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; without these "
+    "words, both paths are its last arguments."
 )
-BUDGET_HELP = "Time for the search for causes, per system; what has none by then is unexplained."
-ADAPTER_HELP = (
-    "PORT is Model() or Model(config), which makes a module; FILE, which `transparity adapt` writes, matches its "
-    "tensors with the parameters."
-)
-AUDIT_HELP = (
-    "Change every field of the configuration, and leave out every tensor: what is not followed diverges. Default: of "
-    "a loader, what is not followed is listed."
-)
-RANKS_HELP = "Run PORT on N ranks, as torchrun does, and on one: the two are compared, then N with the reference."
+BUDGET_HELP = "Time for the search for causes, per system."
+ADAPTER_HELP = "File by `transparity adapt`, for a PORT that is Model() or Model(config)."
+AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. Default: only list what it ignores."
+RANKS_HELP = "Run PORT on N ranks, as torchrun does. Compare them with one rank, then with the reference."
 BY_LAYER_HELP = (
-    "With --checkpoint and a PORT that is load(folder): each layer, and the embedding with the head, as a model of its "
-    "own, so that memory is that of one layer."
+    "Check each layer as a model of its own, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
 )
-LENGTH_HELP = (
-    "With --checkpoint or --config: compare the logits of a prompt of N tokens, too, at every position. Repeat it for "
-    "several."
-)
+LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
 AGAINST_HELP = (
-    "Another implementation as the reference: transformers (with --config config.json or --checkpoint), "
-    "theirs.py:load, or theirs.py:Model, whose tensors have the same names. Give it twice to learn which of the three "
-    "stands alone."
+    "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
+    "theirs.py:Model. Give it twice to learn which of the three stands alone."
 )
-INPUTS_HELP = "With --against: a Python file with `inputs`, a list of dicts of arrays by the names of the arguments."
-HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
-AS_HUB_HELP = "With --family: write a small model, as a hub keeps it, with drawn weights."
-EXPORTED_HELP = "Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights."
+INPUTS_HELP = "Python file for --against, with `inputs`: a list of dicts of arrays, by the names of the arguments."
+HEAD_HELP = "Output of an encoder-only checkpoint. Default: the first that it has of pooled, logits, hidden."
+AS_HUB_HELP = "With --family: write a small model with drawn weights, as a Hugging Face folder."
+EXPORTED_HELP = "Instead of PRESET: a bundle without weights, which names the checkpoint's tensors by their sha256."
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
 
 
@@ -121,33 +106,35 @@ def _option(name: str, metavar: str | None, help: str, **settings: Any) -> Any:
 
 
 PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
-Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Repeat it for several; default: all presets.")]
-Config = Annotated[Path | None, _option("--config", "FILE", "Any other configuration, as JSON.")]
+Presets = Annotated[
+    list[str] | None, _option("--preset", "NAME", "Preset, at a small size. Repeat it for several. Default: all.")
+]
+Config = Annotated[Path | None, _option("--config", "FILE", "Configuration of your own, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
-    _option("--timeout", "SECONDS", "Time for one answer of PORT, or for all of --command; default: 300.", min=0.1),
+    _option("--timeout", "SECONDS", "Time for one answer of PORT, or for the whole --command. Default: 300.", min=0.1),
 ]
 Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
-JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; to standard output with -.")]
-HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page; - as for --json.")]
-MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them for a pull request; - as for --json.")]
+JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
+HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page.")]
+MarkdownFile = Annotated[
+    Path | None, _option("--markdown", "FILE", "Write the reports as Markdown, for a pull request.")
+]
 Verbose = Annotated[bool, _option("--verbose", None, "Also list every claim, activation and note.")]
 Taps = Annotated[
-    bool, _option("--taps/--logits-only", None, "Compare every tap that the port returns, or its logits alone.")
+    bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
 ]
 AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_HELP, show_default=False)]
 Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
 ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
-Layers = Annotated[str | None, _option("--layers", "0,7,31", "As --by-layer, of these layers alone.")]
+Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, only for these layers.")]
 Length = Annotated[list[int] | None, _option("--length", "N", LENGTH_HELP, min=1)]
 HeadChoice = Annotated[Head | None, _option("--head", None, HEAD_HELP)]
-Precision = Annotated[
-    Dtype, _option("--dtype", None, 'The precision of the port; passed to a build that takes dtype="…".')
-]
+Precision = Annotated[Dtype, _option("--dtype", None, 'Precision of the port, passed to a build that takes dtype="…".')]
 
 
 Against = Annotated[list[str] | None, _option("--against", "REFERENCE", AGAINST_HELP)]
@@ -281,7 +268,7 @@ def check(
     verbose: Verbose = False,
     **sections: bool,
 ) -> None:
-    """Check a port: at the probe size of every preset, or of those that are named."""
+    """Check a port: is it right and, if not, which line is wrong and why?"""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
     told = Told(verbose, json_file, html_file, markdown_file)

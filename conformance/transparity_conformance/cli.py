@@ -67,16 +67,19 @@ def _print_version(is_asked: bool) -> None:
 
 
 PORT_HELP = (
-    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf or a "
-    "Hugging Face folder. package.module:name works, too."
+    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf or "
+    "a Hugging Face folder. package.module:name works, too."
 )
-CHECKPOINT_HELP = "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model with drawn weights."
+CHECKPOINT_HELP = (
+    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model, with weights that "
+    "are drawn."
+)
 FAMILY_HELP = (
     "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of it. Repeat it for several."
 )
 COMMAND_HELP = (
-    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; without these "
-    "words, both paths are its last arguments."
+    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; without "
+    "these words, both paths are its last arguments."
 )
 BUDGET_HELP = "Time for the search for causes, per system."
 ADAPTER_HELP = "File by `transparity adapt`, for a PORT that is Model() or Model(config)."
@@ -107,7 +110,7 @@ def _option(name: str, metavar: str | None, help: str, **settings: Any) -> Any:
 
 PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
 Presets = Annotated[
-    list[str] | None, _option("--preset", "NAME", "Preset, at a small size. Repeat it for several. Default: all.")
+    list[str] | None, _option("--preset", "NAME", "Preset, small. Repeat it for several. Default: all.")
 ]
 Config = Annotated[Path | None, _option("--config", "FILE", "Configuration of your own, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
@@ -121,9 +124,7 @@ Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
 HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page.")]
-MarkdownFile = Annotated[
-    Path | None, _option("--markdown", "FILE", "Write the reports as Markdown, for a pull request.")
-]
+MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them as Markdown, for a pull request.")]
 Verbose = Annotated[bool, _option("--verbose", None, "Also list every claim, activation and note.")]
 Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")

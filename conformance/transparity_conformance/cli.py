@@ -67,12 +67,12 @@ def _print_version(is_asked: bool) -> None:
 
 
 PORT_HELP = (
-    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf or "
-    "a Hugging Face folder. package.module:name works, too."
+    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf "
+    "or a Hugging Face folder. package.module:name works, too."
 )
 CHECKPOINT_HELP = (
-    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model, with weights that "
-    "are drawn."
+    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model, with drawn "
+    "weights."
 )
 FAMILY_HELP = (
     "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of it. Repeat it for several."

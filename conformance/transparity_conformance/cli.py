@@ -281,8 +281,7 @@ def check(
         how = (ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
         named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
         chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
-        chosen = told.announced(chosen, port or command or "")
-        reports, errors = checkers.check_all(run, chosen, told.progress, told.show)
+        reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
     told.end(reports, errors, weights=checkpoint)
 
 
@@ -615,10 +614,10 @@ class Told:
     def progress(self) -> contextlib.AbstractContextManager[Callable[[str, int, int], None]]:
         return progress_bar(lambda: self.begins)
 
-    def announced(self, systems: Iterable[System], port: str) -> Iterator[System]:
+    def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
         """Yield every system, and begin the line of progress with its name."""
         for system in systems:
-            self.begins, self.systems = f"{safe(port)} on {system.name}: ", self.systems + 1
+            self.begins, self.systems = f"{safe(port or '')} on {system.name}: ", self.systems + 1
             self._list()
             yield system
 

@@ -158,8 +158,8 @@ def _other_explanations(found: Sequence[Departure]) -> Iterator[str]:
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:
-    edit = departure.edit
-    causes = () if edit is None else (Cause(edit.kind, f"your port {edit.says}", None, residual, 1.0),)
+    edit, only = departure.edit, f", in {' and '.join(departure.only_in)} only" if departure.only_in else ""
+    causes = () if edit is None else (Cause(edit.kind, f"your port {edit.says}{only}", None, residual, 1.0),)
     lines = departure.port_line, departure.reference_line
     source, theirs = (None if line is None else dataclasses.asdict(line) for line in lines)
     where = departure.step.module or "answer"

@@ -50,6 +50,14 @@ class Departure:
         """The line of the reference."""
         return self.by.reference_line(self)
 
+    @property
+    def only_in(self) -> list[str]:
+        """The modules whose steps were edited, if the same line runs in others, too, where it was right."""
+        program, relevant = self.by.comparer.program, self.by.comparer.relevant
+        edited = {program.steps[number].module for number in self.steps}
+        others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
+        return sorted(edited) if edited < others else []
+
     def steps_in(self, program: Program) -> Sequence[int]:
         """Return its steps in another call: those at the same sites, in the same layers."""
         own, found = self.by.comparer.program, list[int]()

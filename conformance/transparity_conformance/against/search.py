@@ -107,7 +107,7 @@ class EditSearch:
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
         """An edit wherever a line runs, in every layer, and once: those that lose less, and nothing else."""
-        for numbers in self._scopes(number, now):
+        for numbers in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now)
             if after is None:
                 self.failed = True
@@ -118,8 +118,10 @@ class EditSearch:
                 extent = len(edit.steps(self.comparer.at(number))) if len(edit.behind) == 1 else 1
                 yield Explanation(edit, self.program.steps[number], numbers, extent, after)
 
-    def _scopes(self, number: int, now: Comparison) -> list[list[int]]:
+    def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()
+        if edit.module:
+            return [[each for each in sorted(self.comparer.relevant) if each not in now.changes]]
         for scope in (program.lines[step.line], program.places[step.site], [number]):
             left = [each for each in scope if each in self.comparer.relevant and each not in now.changes]
             scopes += [] if left in scopes else [left]

@@ -94,6 +94,8 @@ class Edit:
     """Simple edits first, among those that explain equally well."""
     behind: tuple[int, ...] = ()
     """How many values back its segments begin; none for one step."""
+    module: str = ""
+    """The module of which all steps with parameters are edited; "" for the steps of a line."""
 
     @functools.cached_property
     def says(self) -> str:

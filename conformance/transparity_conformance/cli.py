@@ -232,13 +232,18 @@ def explain(
             for name in meanings():
                 print_line(name)
             return
+        from transparity_conformance.report.check.terminal import named
+
         found = meaning(cause)
-        print_line(f"{cause}: {found.right}")
-        print_line(found.look)
-        if found.hidden:
-            print_line(f"It does not show with: {found.hidden}.")
-        for link in found.links():
-            print_line(f"seen: {link}")
+        hidden = [("does not show with", found.hidden)] * bool(found.hidden)
+        rows = [
+            ("right", found.right),
+            ("look at", found.look),
+            *hidden,
+            *(("seen in", link) for link in found.links()),
+        ]
+        print_line(cause)
+        print_text(named(rows))
 
 
 @app.command()

@@ -215,10 +215,10 @@ def _strength(view: CheckView) -> RenderableType:
     rows += [("Audit", line) for line in view.audit]
     rows += [("Not compared", line) for line in view.not_compared]
     rows += [("Note", line) for line in view.notes]
-    return _named(rows)
+    return named(rows)
 
 
-def _named(rows: Iterable[tuple[str, str]]) -> Table:
+def named(rows: Iterable[tuple[str, str]]) -> Table:
     """Names and texts in two columns; a name that is repeated is written once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
@@ -228,14 +228,14 @@ def _named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _listed(title: str, lines: Sequence[str]) -> Table:
-    return _named((title, line) for line in lines)
+    return named((title, line) for line in lines)
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
     """Everything else that is known: coverage, claims, every activation, omissions and notes."""
     report = view.report
     if view.coverage:
-        yield _named([("Covers", view.coverage)])
+        yield named([("Covers", view.coverage)])
     if view.claims:
         rows = ((claim.id, claim.share, claim.where, claim.verdict) for claim in view.claims)
         yield _table(("claim", "share, end to end", "worst at"), rows)

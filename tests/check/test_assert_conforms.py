@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
@@ -38,6 +40,15 @@ def test_a_port_that_does_not_fails_with_the_answer() -> None:
     assert "decoder.layers.0–1.self_attention.scores" in message
     assert "attention-scale" in message
     assert max(map(len, message.splitlines())) <= 100
+
+
+def test_a_port_may_be_named_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from transparity_numpy.port import build\n")
+    report = assert_conforms(f"{path}:build", preset="notes-lm", logits_only=True)
+    assert (report.verdict, report.port) == ("agrees", f"{path}:build")
+    with pytest.raises(PortError, match="There is no file"):
+        assert_conforms(f"{tmp_path / 'none.py'}:build")
 
 
 @pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])

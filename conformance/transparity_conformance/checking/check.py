@@ -69,6 +69,7 @@ def check(
 
     Args:
         build: the port, `build(config, parameters)` → `forward(**tokens)`; with a `family`, its loader, `load(folder)`.
+            A name, `my.py:load`, is run in a process of its own, as from the command line.
         preset, family: a preset at its probe size, or a name for the report; a family, whose folders the port reads.
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.
@@ -79,15 +80,16 @@ def check(
 
     Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
     """
-    if other or isinstance(build, str):
+    if other:
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit)
-    with _built_by(build, family, timeout if isolated or ranks > 1 else None, ranks) as port:
+    is_apart = isolated or ranks > 1 or isinstance(build, str)
+    with _built_by(build, family, timeout if is_apart else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 
-def _names(build: Port, name: str | None, ranks: int) -> tuple[str, int]:
+def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
     """The name of a port in its report, and its ranks."""
     return name or name_of(build), max(ranks, ranks_of(build))
 
@@ -143,7 +145,7 @@ def _system(
 
 
 def _built_by(
-    build: Port, family: str | None, timeout: float | None, ranks: int
+    build: Port | str, family: str | None, timeout: float | None, ranks: int
 ) -> contextlib.AbstractContextManager[Port]:
     """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
     each of several `ranks`."""

@@ -56,8 +56,10 @@ def isolated_build(
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
-def spec_of(build: Callable[..., Any]) -> str:
+def spec_of(build: Callable[..., Any] | str) -> str:
     """The name under which another process can import a function; raises `PortError` if there is none."""
+    if isinstance(build, str):
+        return build
     name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
     file = getattr(sys.modules.get(module), "__file__", None)
     if not name.isidentifier() or file is None:

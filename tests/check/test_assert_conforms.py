@@ -42,13 +42,13 @@ def test_a_port_that_does_not_fails_with_the_answer() -> None:
     assert max(map(len, message.splitlines())) <= 100
 
 
-def test_a_port_may_be_named_as_on_the_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("from transparity_numpy.port import build\n")
-    report = assert_conforms(f"{path}:build", preset="notes-lm", logits_only=True)
-    assert (report.verdict, report.port) == ("agrees", f"{path}:build")
-    with pytest.raises(PortError, match="There is no file"):
-        assert_conforms(f"{tmp_path / 'none.py'}:build")
+def test_a_port_may_be_named_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from transparity_numpy.port import build\n")
+    report = assert_conforms("mine.py:build", preset="notes-lm", logits_only=True)
+    assert (report.verdict, report.port) == ("agrees", "mine.py:build")
+    with pytest.raises(PortError, match=r"There is no file none\.py"):
+        assert_conforms("none.py:build")
 
 
 @pytest.mark.parametrize("verdict", ["diverges", "inconclusive"])

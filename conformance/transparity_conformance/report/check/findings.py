@@ -170,7 +170,8 @@ def remedy(report: Report) -> str:
         return ""
     left = [finding.left for finding in found if finding.left is not None]
     remains = f" (remaining error {max(left):.1g})" if left else ""
-    return f"With {'these' if found[1:] else 'this'} fixed, the rest agrees{remains}."
+    done, rest = ("changed", "both agree") if report.reference else ("fixed", "the rest agrees")
+    return f"With {'these' if found[1:] else 'this'} {done}, {rest}{remains}."
 
 
 def located(report: Report) -> str:

@@ -140,7 +140,7 @@ def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
     if not (finding.causes and all(cause.source for cause in finding.causes)):
         yield from _code(finding.lines, "", around=not finding.causes)
-    yield from _code(finding.departs_from, "differs from ", around=False)
+    yield from _code(finding.departs_from, "departs from ", around=False)
     places = ", ".join(finding.places[:MOST_PLACES])
     places += f" and {len(finding.places) - MOST_PLACES} more" if finding.places[MOST_PLACES:] else ""
     for cause in finding.causes:
@@ -212,6 +212,7 @@ def _strength(view: CheckView) -> RenderableType:
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
+    rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
     rows += [("Not compared", line) for line in view.not_compared]
     rows += [("Note", line) for line in view.notes]

@@ -32,6 +32,8 @@ CAPABILITIES = {
 """Capabilities in words, by the beginning of the ids of their claims."""
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "is inconclusive against"}
+AGAINST = VERDICTS | {"diverges": "departs from"}
+"""The verbs of an answer, with the reference and with another implementation, which may be the wrong one."""
 
 
 class ShownClaim(NamedTuple):
@@ -78,7 +80,7 @@ def check_view(report: Report) -> CheckView:
     is_named = report.first_divergence in {fault.where for fault in report.faults}
     return CheckView(
         report=report,
-        title=f"{report.port or 'The port'} {VERDICTS[report.verdict]} {report.reference or 'the reference'}",
+        title=_title(report),
         system=", ".join(filter(None, [_system(report), report.dtype])),
         sentence=sentence(report),
         beginnings=beginnings(report),
@@ -94,6 +96,11 @@ def check_view(report: Report) -> CheckView:
         coverage=report.coverage.line,
         audit=_audit(report),
     )
+
+
+def _title(report: Report) -> str:
+    verb = (AGAINST if report.reference else VERDICTS)[report.verdict]
+    return f"{report.port or 'The port'} {verb} {report.reference or 'the reference'}"
 
 
 def _system(report: Report) -> str:

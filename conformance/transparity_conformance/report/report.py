@@ -207,11 +207,6 @@ class Report:
         """`my.py:load on llama`."""
         return f"{self.port} on {self.preset}" if self.port else self.preset
 
-    @property
-    def worst(self) -> Measured | None:
-        """The comparison that used the largest share of its budget."""
-        return max(self.measured, key=lambda item: item.share, default=None)
-
     def adding(
         self,
         *faults: Divergence,

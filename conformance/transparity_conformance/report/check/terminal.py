@@ -52,7 +52,7 @@ def answer(report: Report, *, verbose: bool = False, ways: bool = True) -> Rende
 
 def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = False) -> str:
     """The answers as plain text."""
-    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console = Console(width=width, file=io.StringIO(), color_system=None, markup=False, highlight=False)
     for report in reports:
         console.print(answer(report, verbose=verbose, ways=False), crop=False)
     assert isinstance(console.file, io.StringIO)
@@ -123,7 +123,7 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     if verbose:
         yield from _details(view)
     elif view.notes and any(not finding.causes for finding in view.findings):
-        yield _listed("Notes", view.notes[:MOST_REASONS])
+        yield named(("Note", line) for line in view.notes[:MOST_REASONS])
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
@@ -203,7 +203,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
     if text := "\n".join(filter(None, lines)):
         yield Text(text)
     if view.audit:
-        yield _listed("Audit", view.audit)
+        yield named(("Audit", line) for line in view.audit)
 
 
 def _strength(view: CheckView) -> RenderableType:
@@ -214,9 +214,7 @@ def _strength(view: CheckView) -> RenderableType:
         rows.insert(0, ("Undecided", too_little(report)))
     rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
-    rows += [("Not compared", line) for line in view.not_compared]
-    rows += [("Note", line) for line in view.notes]
-    return named(rows)
+    return named(rows + _remarks(view))
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
@@ -226,10 +224,6 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text))
         before = name
     return table
-
-
-def _listed(title: str, lines: Sequence[str]) -> Table:
-    return named((title, line) for line in lines)
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
@@ -242,12 +236,12 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
         yield _table(("claim", "share, end to end", "worst at"), rows)
     if report.measured:
         yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
-    if report.verdict == "diverges":
-        yield from (_listed(name, lines) for name, lines in _omissions(view) if lines)
+    if report.verdict == "diverges" and (rows := _remarks(view)):
+        yield named(rows)
 
 
-def _omissions(view: CheckView) -> tuple[tuple[str, list[str]], ...]:
-    return ("Not compared", view.not_compared), ("Note", view.notes)
+def _remarks(view: CheckView) -> list[tuple[str, str]]:
+    return [("Not compared", line) for line in view.not_compared] + [("Note", line) for line in view.notes]
 
 
 def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:

@@ -31,7 +31,7 @@ CAPABILITIES = {
 }
 """Capabilities in words, by the beginning of the ids of their claims."""
 
-VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "is inconclusive against"}
+VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
 """The verbs of an answer, with the reference and with another implementation, which may be the wrong one."""
 

@@ -91,7 +91,7 @@ def check(
 
 def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
     """The name of a port in its report, and its ranks."""
-    return name or name_of(build), max(ranks, ranks_of(build))
+    return name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
 
 
 ALONE: Mapping[str, Any] = {
@@ -151,6 +151,7 @@ def _built_by(
     each of several `ranks`."""
     if timeout is not None:
         return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
+    assert not isinstance(build, str)
     return contextlib.nullcontext(build) if family is None else loaded_here(build, family)
 
 

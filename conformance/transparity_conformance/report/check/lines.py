@@ -78,4 +78,4 @@ def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
 
 def _each_once(sources: Iterable[Mapping[str, Any] | None]) -> tuple[PortLine, ...]:
     known = (source for source in sources if source is not None)
-    return tuple(dict.fromkeys(PortLine(*map(source.get, ("file", "line", "code", "columns"))) for source in known))
+    return tuple(dict.fromkeys(PortLine(**source) for source in known))

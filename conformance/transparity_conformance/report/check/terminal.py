@@ -236,8 +236,8 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
         yield _table(("claim", "share, end to end", "worst at"), rows)
     if report.measured:
         yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
-    if report.verdict == "diverges" and (rows := _remarks(view)):
-        yield named(rows)
+    if report.verdict == "diverges" and (remarks := _remarks(view)):
+        yield named(remarks)
 
 
 def _remarks(view: CheckView) -> list[tuple[str, str]]:

@@ -268,6 +268,6 @@ def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
 @pytest.mark.long
 def test_of_several_causes_the_first_is_to_be_mended_first() -> None:
     report = check(FiveBugs, config=CASES["llama"])
-    assert sentence(report).startswith("Mend this first: test_alignment.py:")
+    assert sentence(report).startswith("Fix this first: test_alignment.py:")
     places = [finding.faults[0].where for finding in findings(report)]
     assert places == sorted(places, key=list(tap_shapes(CASES["llama"], 1, tokens=1)).index)

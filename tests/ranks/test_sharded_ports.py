@@ -38,7 +38,7 @@ def two_ranks() -> Iterator[IsolatedBuild]:
 def test_a_right_placement_agrees(two_ranks: IsolatedBuild, port: str, config: str) -> None:
     report = checked(two_ranks, Case(port, config, 2))
     assert report.verdict == "agrees"
-    assert sentence(report).startswith("Ranks: 1 and 2 of the same code agree. Only rounding differs;")
+    assert sentence(report).startswith("1 rank and 2 ranks of the same code agree. Only rounding differs:")
 
 
 @pytest.mark.long

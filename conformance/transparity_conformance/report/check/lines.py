@@ -59,8 +59,9 @@ def _carets(expression: str) -> str:
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse(expression, mode="eval").body
         if isinstance(tree, ast.BinOp) and expression.isascii():
-            between = expression[tree.left.end_col_offset : tree.right.col_offset]
-            sign = tree.left.end_col_offset + len(between) - len(between.lstrip(" )"))
+            left = tree.left.end_col_offset or 0
+            between = expression[left : tree.right.col_offset]
+            sign = left + len(between) - len(between.lstrip(" )"))
             wide = len(between.strip(" ()"))
             return "~" * sign + "^" * wide + "~" * (len(expression) - sign - wide)
     return "^" * len(expression)

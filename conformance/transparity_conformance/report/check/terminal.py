@@ -100,7 +100,7 @@ def _summary(reports: Sequence[Report], code: int) -> Text:
     """`6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
     words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
-    counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)  # type: ignore[arg-type]
+    counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)
     return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 

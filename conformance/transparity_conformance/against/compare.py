@@ -6,13 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from transparity_conformance.against.confirm import Call, Confirming, Listen, without_edit
 from transparity_conformance.against.departures import Departure
-from transparity_conformance.against.probes import is_padded
+from transparity_conformance.against.probes import Answer, most_telling
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -21,42 +20,6 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
 
 Port = Callable[[Inputs], np.ndarray]
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The answers of both to one probe."""
-
-    probe: str
-    inputs: Inputs
-    error: float
-    budget: float
-    actual: np.ndarray
-    """The port's answer."""
-    changed: int
-    """Numbers of the answer beyond the budget."""
-    first: int
-    """The first position with one of them; 0 for an answer of another shape."""
-    shape: tuple[int, ...]
-    """The shape of the reference's answer."""
-
-    @property
-    def agrees(self) -> bool:
-        return self.error <= self.budget
-
-    @property
-    def size(self) -> int:
-        """Numbers of the reference's answer."""
-        return math.prod(self.shape)
-
-    @property
-    def is_misshapen(self) -> bool:
-        return self.actual.shape != self.shape
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether a mask hides something."""
-        return is_padded(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +80,9 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
     """Find the departures on one probe, and confirm their edits on others."""
-    chosen, found = _most_telling(outcome.wrong), outcome
+    chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
-    call, *others = (Call(reference, listen, each.inputs, (each.actual, each.budget)) for each in (chosen, *rest))
+    call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
     for experts in reference.experts:
         progress(f"looking for what explains {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
@@ -173,14 +136,3 @@ def _divergence(departure: Departure, residual: float, worst: Answer) -> Diverge
         reference_source=theirs,
         is_misshapen=worst.is_misshapen,
     )
-
-
-def _most_telling(wrong: Sequence[Answer]) -> Answer:
-    """The probe in which most parts of a model take part: of several rows and tokens without padding, most numbers
-    wrong, the smallest of several."""
-
-    def key(each: Answer) -> tuple[Any, ...]:
-        is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
-        return not is_single, not each.is_padded, round(each.changed / each.size, 1), -each.size
-
-    return max(wrong, key=key)

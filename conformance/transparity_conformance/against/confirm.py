@@ -11,6 +11,7 @@ import numpy as np
 from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
 from transparity_conformance.against.departures import Departure, Departures
 from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.probes import Answer, most_telling
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.rounding import shares
 from transparity_conformance.against.search import EditSearch
@@ -26,8 +27,8 @@ Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 class Call:
     """A call of both, recorded when it is needed."""
 
-    def __init__(self, reference: Reference, listen: Listen, inputs: Inputs, answer: tuple[np.ndarray, float]) -> None:
-        self.reference, self.listen, self.inputs, (self.actual, self.budget) = reference, listen, inputs, answer
+    def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
+        self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
 
     @functools.cached_property
     def recorded(self) -> Recorded:
@@ -58,12 +59,12 @@ class Call:
                 changes |= changes_at(each.edit, each.steps_in(program), program, flow)
         try:
             given = program.run(changes)[program.answer]
-            within = self.budget / max(float(given.abs().max()), np.finfo(float).tiny)
+            within = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
             kept = self.reference.kept(self.inputs, given.shape)
-            if agreeing(given, self.actual, within, kept):
+            if agreeing(given, self.answer.actual, within, kept):
                 return True
             measured = shares(program, self.reference.dtype, changes)
-            return agreeing(given, self.actual, measured.get(program.answer, 0.0), kept)
+            return agreeing(given, self.answer.actual, measured.get(program.answer, 0.0), kept)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return False
 
@@ -126,12 +127,13 @@ class Confirming:
         return more if self.departures.comparer.measured(now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether one other call has no departure but these, where those without an edit are not explained."""
-        for call in self.others[:1]:
-            added, after = call.departures(self.experts, self.clock).found(found)
-            lines = {each.step.line for each in found if each.edit is None}
-            return after.agrees and {each.step.line for each in added} <= lines
-        return True
+        """Return whether another call, the most telling, departs nowhere else."""
+        wrong = {call.answer: call for call in self.others if not call.answer.agrees}
+        if not wrong:
+            return True
+        added, after = wrong[most_telling([*wrong])].departures(self.experts, self.clock).found(found)
+        lines = {each.step.line for each in found if each.edit is None}
+        return after.agrees and {each.step.line for each in added} <= lines
 
     def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison:
         comparer = self.departures.comparer

@@ -84,8 +84,7 @@ def check(
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit)
-    is_apart = isolated or ranks > 1 or isinstance(build, str)
-    with _built_by(build, family, timeout if is_apart else None, ranks) as port:
+    with _built_by(build, family, timeout if isolated or ranks > 1 or isinstance(build, str) else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from transparity_conformance.report.audit.result import Audit
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
-from transparity_conformance.report.environment import environment
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
@@ -26,6 +29,33 @@ VERBS = {"agrees": "agrees", "diverges": "diverges", "inconclusive": "is inconcl
 
 REMARK = 4 * SENTENCE
 """The longest remark of a report, in characters; several sentences and a list of names fit."""
+
+
+LIBRARIES = ("transparity", "numpy", "torch", "jax")
+PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
+"""Libraries that only a port imports, in a process of its own."""
+
+ABSENT = "not installed"
+
+
+def environment() -> dict[str, str]:
+    """The versions of Python, of the platform, and of the libraries that are imported here."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
+
+
+def installed() -> dict[str, str]:
+    """The versions of Python, of the platform, and of every library of interest that is installed."""
+    found = environment() | {name: _version(name) for name in (*LIBRARIES, *PORTS)}
+    return {name: version for name, version in found.items() if version != ABSENT}
+
+
+@functools.cache  # metadata of a package with many dependencies takes milliseconds to read
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return ABSENT
 
 
 @contextlib.contextmanager

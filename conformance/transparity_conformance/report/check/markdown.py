@@ -11,8 +11,7 @@ from pathlib import Path
 from transparity.limits.files import is_file
 from transparity_conformance.report.check.terminal import MARKS, as_text
 from transparity_conformance.report.check.view import check_view
-from transparity_conformance.report.environment import installed
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.report import Report, installed
 
 WIDTH = 80
 

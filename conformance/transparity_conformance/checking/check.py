@@ -68,7 +68,7 @@ def check(
     """Check a port against the reference, or `against` another implementation.
 
     Args:
-        build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or a name, `my.py:load`.
+        build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or its name.
         preset, family: a preset at its probe size, or a name for the report; a family, whose folders the port reads.
         config, parameters: any other configuration; its parameters, which are drawn without them.
         dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.

@@ -15,6 +15,7 @@ from transparity_conformance.capabilities.port_calls import PortCallError, PortE
 from transparity_conformance.identify.alignment.values.loops import stacked
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.buffers import within_sequence
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
@@ -168,6 +169,7 @@ class FittedModel:
                 output, operations = call_port(self.model.listened, **named)
             else:
                 output, operations = call_port(listen, lambda: self.model(**named))
+        operations = within_sequence(operations, self.lengths(inputs).values())
         if self.loops != "none":
             operations = self._together(operations, inputs)
         return RecordedCall(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))

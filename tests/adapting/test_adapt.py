@@ -101,7 +101,7 @@ def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]
 @pytest.mark.parametrize(("make", "config"), [(PORTS["meta-llama"][0], ALIKE), (PORTS["gpt2-conv1d"][0], GPT2)])
 def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
     model = made_by(make, config)
-    proof = Proof(model, config, model.tensors())
+XX
     right = adapt(make, config).adapter
     assert proof.difference(right) is None
     wrong = wrong_adapters(right, config)

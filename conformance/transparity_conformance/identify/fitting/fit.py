@@ -26,7 +26,10 @@ from transparity_conformance.identify.fitting.structure import before, softmaxes
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.identify.fitting.values.found import FoundFields
+from transparity_conformance.identify.fitting.values.norms import USUAL_EPS
+from transparity_conformance.identify.fitting.values.numbers import difference, minimize, settle
 from transparity_conformance.identify.fitting.values.scores import scores_of
+from transparity_conformance.identify.proof import Proof, own_probes, proved, write_through
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.features import exercised
@@ -34,6 +37,10 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.transformer import transformer
+
+LEAST_EPS, MOST_EPS = 1e-14, 1e-1
+"""Between which an eps is sought that the values of the first calls do not show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +126,7 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
             found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
             if "max_length" in found.untold:
                 found.fields["max_length"] = longest
-            made = _confirmed(found, calls)
+            made = _confirmed(subject, found, calls)
         except FitError as raised:
             if isinstance(raised, ForeignError) and not keys_first:
                 raise
@@ -153,17 +160,61 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
 
 
-def _confirmed(found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """The fit, held to all calls; fields that cannot be told have the values of the nearest template, if these fit."""
-    config = found.config()
-    probes = _probes(config, found, calls)
-    share, untold = _share(probes, calls), dict(found.untold)
+def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
+    """The fit, held to all calls and to the probes of a check; fields that cannot be told have the values of the
+    nearest template, if these fit."""
+    config, untold = found.config(), dict(found.untold)
+    share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
-    if share <= 1:
-        unseen = exercised(config, probes)[1]
-        config = _as_usual(config, name, found, calls)
-        untold |= {each: "no call shows it" for each in unseen if each not in untold}
-    return Fit(config, share, name, differ, untold, found.parameters)
+    if share > 1:
+        return Fit(config, share, name, differ, untold, found.parameters)
+    usual = _as_usual(config, name, found, calls)
+    proof = _proof(subject, usual, found)
+    if proof.share > 1 and usual != config:
+        usual, proof = config, _proof(subject, config, found)
+    if proof.share > 1 and "tiny" in proof.answers:
+        usual = dataclasses.replace(usual, norm_eps=_eps_of(proof.probes["tiny"], proof.answers["tiny"]))
+        proof = _proof(subject, usual, found)
+    unseen = exercised(usual, [*_probes(usual, found, calls), *proof.probes.values()])[1]
+    untold |= {each: "no call shows it" for each in unseen if each not in untold}
+    if proof.share > 1:
+        found.remarks.append(f"With the weights of a check, the logits differ: {proof.difference}")
+    return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters)
+
+
+def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
+    """The module with the weights of a check, on the probes of a check, in its own precision."""
+    written: dict[int, tuple[Arrays, Arrays]] = {}
+    probes = own_probes(config)
+    for key, probe in probes.items():
+        given = id(probe.parameters)
+        if given not in written:
+            written[given] = write_through(subject.values, found.parameters, probe.parameters)
+        probes[key] = dataclasses.replace(probe, parameters=written[given][1])
+    tensors = {id(parameters): values for values, parameters in written.values()}
+
+    def answer(probe: Probe) -> np.ndarray:
+        subject.model.assign(tensors[id(probe.parameters)])
+        return subject.call(with_further(subject, probe.inputs, {}) | probe.inputs)
+
+    subject.narrow()
+    try:
+        return proved(probes, answer)
+    finally:
+        subject.model.assign(subject.values)
+
+
+def _eps_of(probe: Probe, answer: np.ndarray) -> float:
+    """The eps with which the reference answers a probe as the module does: seen where activations are small beside it,
+    and not in a module that computes its norms in float32 beside large ones."""
+    parameters, row = probe.exact, {name: value[:1] for name, value in probe.inputs.items()}
+
+    def error(eps: float) -> float:
+        with np.errstate(all="ignore"):
+            made = transformer(dataclasses.replace(probe.config, norm_eps=eps), parameters, **row)
+        return difference(made, answer[:1])
+
+    return settle(minimize(error, LEAST_EPS, MOST_EPS), error, USUAL_EPS)
 
 
 def _as_usual(

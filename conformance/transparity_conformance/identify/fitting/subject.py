@@ -148,6 +148,11 @@ class FittedModel:
             pass
         self.model.narrow()
 
+    def narrow(self) -> None:
+        """Go back to the precision that the module was made in, unless it computes in no other."""
+        if not self.is_low:
+            self.model.narrow()
+
     def takes(self, inputs: Arrays) -> bool:
         """Return whether the model answers."""
         try:

@@ -92,7 +92,8 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if absent:
         lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
     if asked:
-        lines.append(f"not settled, for {found.lost_at} was not found under any hypothesis: {listed(asked)}")
+        why = f"{found.lost_at} was not found under any hypothesis" if found.lost_at else "no activation tells them"
+        lines.append(f"not settled, because {why}: {listed(asked)}")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES

@@ -112,7 +112,7 @@ def adapt_model(
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
-        result = dataclasses.replace(result, wrong=proof_of(model, config, tensors, adapter).difference)
+        result = dataclasses.replace(result, wrong=proof_of(model, tensors, own_probes(config), adapter).difference)
     return result
 
 
@@ -133,18 +133,18 @@ def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
     return Adapter(lines | asked, tuple(dict.fromkeys(zero.values())), found.unused, found.unsettled)
 
 
-def proof_of(model: Tensors, config: TransformerConfig, tensors: Mapping[str, np.ndarray], adapter: Adapter) -> Proof:
-    """A model with weights of ours by an adapter, beside the reference on every probe of its size.
+def proof_of(model: Tensors, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
+    """A model with weights of ours by an adapter, beside the reference.
 
     Args:
         model: the model.
-        config: its configuration.
         tensors: its tensors, as they are without an adapter.
+        probes: what it is run on.
         adapter: where it keeps each parameter.
     """
 
     def answer(probe: Probe) -> np.ndarray:
-        model.assign(adapter.tensors(config, probe.parameters, tensors))
+        model.assign(adapter.tensors(probe.config, probe.parameters, tensors))
         return run(model, probe, logits_only=True)["logits"]
 
-    return proved(own_probes(config), answer)
+    return proved(probes, answer)

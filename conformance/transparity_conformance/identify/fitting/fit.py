@@ -11,6 +11,8 @@ from typing import Any, get_args
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.fitting.calls.inputs import (
     first_answer,
     longest_taken,
@@ -23,7 +25,13 @@ from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
+from transparity_conformance.identify.fitting.subject import (
+    FitError,
+    FittedModel,
+    ForeignError,
+    Loops,
+    RecordedCall,
+)
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.norms import USUAL_EPS
@@ -123,10 +131,14 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
     error: FitError | None = None
     for keys_first in (False, True):
         try:
-            found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
-            if "max_length" in found.untold:
-                found.fields["max_length"] = longest
-            made = _confirmed(subject, found, calls)
+            with under_hypothesis(PortError):
+                found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
+                if "max_length" in found.untold:
+                    found.fields["max_length"] = longest
+                made = _confirmed(subject, found, calls)
+        except Impossible as failed:
+            error = error or FitError(f"The module is not read as any configuration of ours: {failed}.")
+            continue
         except FitError as raised:
             if isinstance(raised, ForeignError) and not keys_first:
                 raise
@@ -183,7 +195,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
-    """The module with the weights of a check, on the probes of a check, in its own precision."""
+    """The module with the weights of a check, on its probes; in its own precision if it differs in float64."""
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     for key, probe in probes.items():
@@ -197,9 +209,12 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
         subject.model.assign(tensors[id(probe.parameters)])
         return subject.call(with_further(subject, probe.inputs, {}) | probe.inputs)
 
-    subject.narrow()
     try:
-        return proved(probes, answer)
+        proof = proved(probes, answer)
+        if proof.share > 1:  # as where masks of transformers are infinite in float64
+            subject.narrow()
+            proof = proved(probes, answer)
+        return proof
     finally:
         subject.model.assign(subject.values)
 

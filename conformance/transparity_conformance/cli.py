@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
+import shlex
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -23,7 +26,7 @@ import typer
 from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
+from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_json, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
 if TYPE_CHECKING:
@@ -399,6 +402,7 @@ def fit(
         from transparity_conformance.identify.fitting.answer import sentences
         from transparity_conformance.identify.fitting.fit import fit_port
 
+        check_writable(json_file or STANDARD_OUTPUT)
         found = fit_port(module, timeout)
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
@@ -448,6 +452,9 @@ def main() -> None:
     """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1, 120 and 130 would be verdicts."""
     code = BAD_INPUT
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
+                stream.reconfigure(errors="backslashreplace")
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -479,10 +486,13 @@ def _complain_of_ours(error: BaseException) -> None:
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return
-    with contextlib.suppress(OSError, ValueError):
-        traceback.print_exception(error)
-    failed = describe_error(error)
-    _complain(f"transparity itself failed, which is no verdict ({failed}); please report it with the lines above.")
+    failed, file = describe_error(error), ""
+    with contextlib.suppress(OSError):
+        number, file = tempfile.mkstemp(prefix="transparity-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
+            report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
+    enclosed = f" and enclose {file}, which says where" if file else ""
+    _complain(f"transparity itself failed, which is no verdict ({failed}): please report it{enclosed}.")
 
 
 def _flushed() -> bool:
@@ -556,8 +566,6 @@ def _export_checkpoint(
 
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
-    import json
-
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
 
@@ -566,8 +574,7 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
             print_line(values)
             print_line(meaning, indent=4)
         return
-    answer = as_rows() if name is None else described(named_config(name, resized=False))
-    write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+    write_json(json_file, as_rows() if name is None else described(named_config(name, resized=False)))
 
 
 def _finish(

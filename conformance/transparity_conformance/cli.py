@@ -399,11 +399,20 @@ def fit(
     """Find which configuration a model has, for `check --config`."""
 
     with _for_people(json_file), _one_sentence():
-        from transparity_conformance.identify.fitting.answer import sentences
+        from transparity_conformance.identify.fitting.answer import sentences, unfinished
         from transparity_conformance.identify.fitting.fit import fit_port
+        from transparity_conformance.identify.fitting.subject import FitError
 
         check_writable(json_file or STANDARD_OUTPUT)
-        found = fit_port(module, timeout)
+        try:
+            found = fit_port(module, timeout)
+        except FitError as error:
+            text, note = unfinished(error)
+            if json_file is not None and text:
+                write_text(json_file, text)
+                note = f'{json_file} has what was found, and "?" elsewhere: {note}'
+            error.add_note(note)
+            raise
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
     with _one_sentence():

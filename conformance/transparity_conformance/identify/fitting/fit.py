@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -30,6 +30,7 @@ from transparity_conformance.identify.fitting.subject import (
     FittedModel,
     ForeignError,
     Loops,
+    ModuleError,
     RecordedCall,
 )
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
@@ -127,27 +128,46 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
     calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
         calls.append(subject.hear(masked(plain)))
-    longest = longest_taken(subject, plain)
-    error: FitError | None = None
+    longest, sizes_found = longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
+    errors: list[FitError] = []
     for keys_first in (False, True):
+        found = FoundFields(dict(sizes_found))
         try:
             with under_hypothesis(PortError):
-                found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
+                configuration_of(found, subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
                 if "max_length" in found.untold:
                     found.fields["max_length"] = longest
                 made = _confirmed(subject, found, calls)
         except Impossible as failed:
-            error = error or FitError(f"The module is not read as any configuration of ours: {failed}.")
-            continue
+            errors.append(FitError(f"The module is not read as any configuration of ours: {failed}."))
         except FitError as raised:
+            errors.append(raised)
             if isinstance(raised, ForeignError) and not keys_first:
-                raise
-            error = error or raised
+                break
+        else:
+            remarks = () if made.is_confirmed else tuple(found.remarks)
+            yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
             continue
-        remarks = () if made.is_confirmed else tuple(found.remarks)
-        yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
-    if error is not None:
-        raise error
+        errors[-1].known = errors[-1].known or found.fields
+    if errors:
+        raise errors[0]
+
+
+def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
+    """What the tables and the weights of attention tell of a module, whatever else it is."""
+    lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
+    found = softmaxes(heard.operations, batch, lengths)
+    heads = {softmax.weights.shape[1] for softmax in found}
+    names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
+    fields: dict[str, Any] = {"architecture": "encoder-decoder" if len(names) == 2 else names[0]}
+    for stack, name in zip(names, subject.inputs, strict=True):
+        fields |= {f"{'source' if stack == 'encoder' else 'target'}_vocab_size": rows[name]} if name in rows else {}
+    widths = {each.shape[1] for each in subject.values.values() if each.ndim == 2 and len(each) in rows.values()}
+    if len(widths) == 1:
+        fields["embed_dim"] = widths.pop()
+    if len(heads) == 1:
+        fields["num_heads"] = heads.pop()
+    return fields | ({f"num_{names[0]}_layers": len(found)} if len(names) == 1 and found else {})
 
 
 def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
@@ -215,6 +235,9 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
             subject.narrow()
             proof = proved(probes, answer)
         return proof
+    except ModuleError as error:
+        error.add_note("A check has to call it so: return a function that pads its inputs, and cuts what was padded.")
+        raise
     finally:
         subject.model.assign(subject.values)
 

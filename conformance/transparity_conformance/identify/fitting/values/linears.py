@@ -99,7 +99,7 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        for name, matrix in matrices.items():
+        for name, matrix in matrices.items() if x.any() else ():  # any map makes its bias of zeros
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
                 if x.size % into or made.size * into != x.size * out or not _is_last(x, into):

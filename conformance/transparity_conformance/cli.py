@@ -81,6 +81,7 @@ FAMILY_HELP = (
     "llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps it, and "
     "returns a model that takes token ids. Repeat it for several."
 )
+SET_HELP = "With --family: another value of a field of its config.json, as num_hidden_layers=6. Repeat it for several."
 COMMAND_HELP = (
     "Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. {bundle} and "
     "{actual} are replaced by the two paths; without them, the paths are the last arguments."
@@ -109,7 +110,9 @@ AGAINST_HELP = (
     "stands alone."
 )
 INPUTS_HELP = "With --against: a Python file with `inputs`, a list of dicts of arrays by the names of the arguments."
-HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
+HEAD_HELP = (
+    "Output of an encoder-only checkpoint, or of a family; default: of pooled, logits and hidden the first it has."
+)
 AS_HUB_HELP = "With --family: write a small model, as a hub keeps it, with drawn weights."
 EXPORTED_HELP = "Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights."
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
@@ -128,6 +131,7 @@ Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Repeat it for
 Config = Annotated[Path | None, _option("--config", "FILE", "Any other configuration, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
+Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
@@ -258,6 +262,7 @@ def check(
     config: Config = None,
     checkpoint: CheckpointFolder = None,
     family: Families = None,
+    changes: Changes = None,
     head: HeadChoice = None,
     taps: Taps = True,
     dtype: Precision = Dtype.float32,
@@ -285,7 +290,9 @@ def check(
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
+        asked = Options(
+            *where, ranks, dtype, not taps, timeout, budget, changes or (), [*filter(sections.get, sections)], _tell
+        )
         check_writable(json_file, html_file)
         named = named_systems(asked)  # before the port is imported, which takes seconds
         chosen = chosen_systems(run := checker(asked), asked, named, _imported)
@@ -294,7 +301,7 @@ def check(
     _finish(reports, json_file, html_file, failed=bool(errors))
 
 
-ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
 """Options that do not go with --against."""
 
 

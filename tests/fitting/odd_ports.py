@@ -26,6 +26,16 @@ class RmsNorm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
+class Bounded(RmsNorm):
+    """The mean square has a least value, where others add an eps."""
+
+    def __init__(self) -> None:
+        super().__init__(1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).clamp_min(self.eps))
+
+
 def in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention to the tokens themselves."""
     return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -289,16 +289,13 @@ def check(
         from transparity_conformance.checking.systems import checkpoint_of
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        asked = Options(
-            *where, ranks, dtype, not taps, timeout, budget, changes or (), [*filter(sections.get, sections)], _tell
-        )
+        on = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
+        asked = Options(*on, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
         check_writable(json_file, html_file)
-        named = named_systems(asked)  # before the port is imported, which takes seconds
+        named = named_systems(asked)  # before the port is imported
         chosen = chosen_systems(run := checker(asked), asked, named, _imported)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
-    _complain_of(errors, len(reports))
-    _finish(reports, json_file, html_file, failed=bool(errors))
+    _finish(reports, json_file, html_file, errors)
 
 
 ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
@@ -594,13 +591,17 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 
 
 def _finish(
-    reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False
+    reports: Sequence[Report],
+    json_file: Path | None,
+    html_file: Path | None,
+    errors: dict[str, list[str]] | None = None,
 ) -> NoReturn:
-    """Write the requested files, and exit with the worst of the exit codes."""
+    """Print the errors, write the requested files, and exit with the worst of the exit codes."""
+    _complain_of(errors or {}, len(reports))
     with _one_sentence():
         write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
-    raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
+    raise typer.Exit(BAD_INPUT if errors else next(code for code in WORST_FIRST if code in codes))
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:

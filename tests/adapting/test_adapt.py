@@ -16,10 +16,9 @@ from meta.adapting.measure import adapted as measured
 from meta.adapting.wrong import broken
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.checking.adapting import summary
+from transparity_conformance.checking.adapting import contradicting, summary
 from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt, proof_of
-from transparity_conformance.identify.adapting.names import contradicting
 from transparity_conformance.identify.proof import Proof, own_probes
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
 from transparity_conformance.running.adapters.model import Make, made_by

@@ -54,13 +54,13 @@ class Options:
     length: Sequence[int] | None = None
     adapter: Path | None = None
     audit: bool | None = None
+    changes: Sequence[str] | None = None
+    """Fields of the family's config.json with other values, `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
     timeout: float | None = None
     budget: float = BUDGET
-    changes: Sequence[str] = ()
-    """Fields of the family's config.json with other values, `name=value`."""
     sections: Sequence[str] = ()
     """Sections of the bundle that a program is given."""
     located: Located = ignore_report
@@ -229,7 +229,7 @@ def named_systems(options: Options) -> list[System]:
     if options.checkpoint is not None:
         return []
     return list(
-        family_systems(options.family, options.changes, options.head)
+        family_systems(options.family, options.changes or (), options.head)
         if options.family
         else systems(options.preset or (), options.config)
     )

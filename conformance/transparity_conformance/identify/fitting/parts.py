@@ -91,9 +91,8 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     over_time = _recurrences(subject, heard, maps, taken) if causal else []
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
     head = _head(rest, heard.output, width)
-    _check_widths(found, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
-    split = _split(found, lengths)
+    split = _split(_of_width(found, width), lengths)
     biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
@@ -113,8 +112,8 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     return Parts(heard, stacks, head, causal)
 
 
-def _check_widths(found: Sequence[Sublayer], width: int) -> None:
-    """Raise `FitError` for a sublayer that is read as one which could not be added to the residual."""
+def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
+    """The sublayers; raises `FitError` for one that is read as what could not be added to the residual."""
     for index, each in enumerate(found):
         made = each.result[1].shape[-1]
         if made != width:
@@ -122,6 +121,7 @@ def _check_widths(found: Sequence[Sublayer], width: int) -> None:
                 f"Sublayer {index} ({tensor_of(each)}) is read as one whose result has {made} features, and the "
                 f"residual has {width}; expected attention, a gated delta network or Mamba-2, and feed-forwards."
             )
+    return found
 
 
 def tensor_of(sublayer: Sublayer) -> str:

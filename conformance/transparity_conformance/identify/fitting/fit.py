@@ -245,7 +245,8 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
     """The eps with which the reference answers a probe as the module does: seen where activations are small beside it,
     and not in a module that computes its norms in float32 beside large ones."""
-    parameters, row = probe.exact, {name: value[:1] for name, value in probe.inputs.items()}
+    parameters = probe.exact
+    row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
 
     def error(eps: float) -> float:
         with np.errstate(all="ignore"):

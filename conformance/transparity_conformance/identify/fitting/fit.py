@@ -106,10 +106,13 @@ def fitted(subject: FittedModel) -> Fit:
     for loops in get_args(Loops):
         subject.loops = loops
         try:
-            for each in _readings(subject):
-                made.append(each)
-                if each.is_confirmed:
-                    return each
+            with under_hypothesis(PortError):
+                for each in _readings(subject):
+                    made.append(each)
+                    if each.is_confirmed:
+                        return each
+        except Impossible as failed:
+            errors.append(_unread(failed))
         except FitError as error:
             if isinstance(error, ForeignError) and loops == "none" and not made:
                 raise
@@ -139,7 +142,7 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
                     found.fields["max_length"] = longest
                 made = _confirmed(subject, found, calls)
         except Impossible as failed:
-            errors.append(FitError(f"The module is not read as any configuration of ours: {failed}."))
+            errors.append(_unread(failed))
         except FitError as raised:
             errors.append(raised)
             if isinstance(raised, ForeignError) and not keys_first:
@@ -151,6 +154,10 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
         errors[-1].known = errors[-1].known or found.fields
     if errors:
         raise errors[0]
+
+
+def _unread(failed: Impossible) -> FitError:
+    return FitError(f"The module is not read as any configuration of ours: {failed}.")
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,9 +149,13 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another, if there is one order of its axes alone that has it."""
-    if value.shape == meant.shape or value.numel() != meant.numel() or value.ndim != meant.ndim:
+    """Return a value in the shape of another, if its neighbouring axes are merged or split, or if there is only one
+    order of its axes that has it."""
+    if value.shape == meant.shape or value.numel() != meant.numel():
         return value
+    if value.ndim != meant.ndim:
+        ends, others = (set(itertools.accumulate(each.shape, operator.mul)) for each in (value, meant))
+        return value.reshape(meant.shape) if ends <= others or others <= ends else value
     orders = [
         order
         for order in itertools.permutations(range(value.ndim))

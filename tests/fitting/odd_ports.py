@@ -130,7 +130,7 @@ class Narrow(Decoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[1].down = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))  # type: ignore[assignment]
+        self.blocks[1].down = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
 
 
 class Images(nn.Module):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
+import shlex
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -23,7 +26,7 @@ import typer
 from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
+from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_json, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ FAMILY_HELP = (
     "llama, gpt2, bert …: PORT is load(folder), which is given a small model of that family as a hub keeps it, and "
     "returns a model that takes token ids. Repeat it for several."
 )
+SET_HELP = "With --family: another value of a field of its config.json, as num_hidden_layers=6. Repeat it for several."
 COMMAND_HELP = (
     "Instead of PORT, a program in any language: it is given a bundle, and writes actual.safetensors. {bundle} and "
     "{actual} are replaced by the two paths; without them, the paths are the last arguments."
@@ -106,7 +110,9 @@ AGAINST_HELP = (
     "stands alone."
 )
 INPUTS_HELP = "With --against: a Python file with `inputs`, a list of dicts of arrays by the names of the arguments."
-HEAD_HELP = "Output of an encoder-only checkpoint; default: of pooled, logits and hidden the first that it has."
+HEAD_HELP = (
+    "Output of an encoder-only checkpoint, or of a family; default: of pooled, logits and hidden the first it has."
+)
 AS_HUB_HELP = "With --family: write a small model, as a hub keeps it, with drawn weights."
 EXPORTED_HELP = "Instead of PRESET: a bundle that names the tensors of a checkpoint by their sha256, without weights."
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
@@ -125,6 +131,7 @@ Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Repeat it for
 Config = Annotated[Path | None, _option("--config", "FILE", "Any other configuration, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
+Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
@@ -255,6 +262,7 @@ def check(
     config: Config = None,
     checkpoint: CheckpointFolder = None,
     family: Families = None,
+    changes: Changes = None,
     head: HeadChoice = None,
     taps: Taps = True,
     dtype: Precision = Dtype.float32,
@@ -276,29 +284,28 @@ def check(
     """Check a port: at the probe size of every preset, or of those that are named."""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
-    with _for_people(json_file, html_file), _one_sentence():
+    with _one_sentence(), _for_people(json_file, html_file):
         from transparity_conformance.checking.checkers import Options, check_all, checker, chosen_systems, named_systems
         from transparity_conformance.checking.systems import checkpoint_of
 
         checkpoint = checkpoint_of(port, checkpoint, preset, config, family)
-        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        asked = Options(*where, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
+        on = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
+        asked = Options(*on, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], _tell)
         check_writable(json_file, html_file)
-        named = named_systems(asked)  # before the port is imported, which takes seconds
+        named = named_systems(asked)  # before the port is imported
         chosen = chosen_systems(run := checker(asked), asked, named, _imported)
         reports, errors = check_all(run, _announced(chosen, port or command or "", dtype), progress_bar, _show)
-    _complain_of(errors, len(reports))
-    _finish(reports, json_file, html_file, failed=bool(errors))
+    _finish(reports, json_file, html_file, errors)
 
 
-ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
 """Options that do not go with --against."""
 
 
 def _check_against(given: dict[str, Any]) -> NoReturn:
     """Check a port against another implementation, with the options of `check`."""
     json_file, html_file, others = given["json_file"], given["html_file"], [given[name] for name in ALONE]
-    with _for_people(json_file, html_file), _one_sentence():
+    with _one_sentence(), _for_people(json_file, html_file):
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
@@ -395,11 +402,21 @@ def fit(
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
 
-    with _for_people(json_file), _one_sentence():
-        from transparity_conformance.identify.fitting.answer import sentences
+    with _one_sentence(), _for_people(json_file):
+        from transparity_conformance.identify.fitting.answer import sentences, unfinished
         from transparity_conformance.identify.fitting.fit import fit_port
+        from transparity_conformance.identify.fitting.subject import FitError
 
-        found = fit_port(module, timeout)
+        check_writable(json_file)
+        try:
+            found = fit_port(module, timeout)
+        except FitError as error:
+            text, note = unfinished(error)
+            if json_file is not None and text:
+                write_text(json_file, text)
+                note = f'{json_file} has what was found, and "?" elsewhere: {note}'
+            error.add_note(note)
+            raise
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
     with _one_sentence():
@@ -448,6 +465,9 @@ def main() -> None:
     """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1, 120 and 130 would be verdicts."""
     code = BAD_INPUT
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
+                stream.reconfigure(errors="backslashreplace")
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -479,10 +499,13 @@ def _complain_of_ours(error: BaseException) -> None:
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return
-    with contextlib.suppress(OSError, ValueError):
-        traceback.print_exception(error)
-    failed = describe_error(error)
-    _complain(f"transparity itself failed, which is no verdict ({failed}); please report it with the lines above.")
+    failed, file = describe_error(error), ""
+    with contextlib.suppress(OSError):
+        number, file = tempfile.mkstemp(prefix="transparity-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
+            report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
+    enclosed = f" and enclose {file}, which says where" if file else ""
+    _complain(f"transparity itself failed, which is no verdict ({failed}): please report it{enclosed}.")
 
 
 def _flushed() -> bool:
@@ -556,8 +579,6 @@ def _export_checkpoint(
 
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
-    import json
-
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
 
@@ -566,24 +587,30 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
             print_line(values)
             print_line(meaning, indent=4)
         return
-    answer = as_rows() if name is None else described(named_config(name, resized=False))
-    write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+    write_json(json_file, as_rows() if name is None else described(named_config(name, resized=False)))
 
 
 def _finish(
-    reports: Sequence[Report], json_file: Path | None, html_file: Path | None, *, failed: bool = False
+    reports: Sequence[Report],
+    json_file: Path | None,
+    html_file: Path | None,
+    errors: dict[str, list[str]] | None = None,
 ) -> NoReturn:
-    """Write the requested files, and exit with the worst of the exit codes."""
+    """Print the errors, write the requested files, and exit with the worst of the exit codes."""
+    _complain_of(errors or {}, len(reports))
     with _one_sentence():
         write_reports(reports, json_file, html_file)
     codes = {report.exit_code for report in reports}
-    raise typer.Exit(BAD_INPUT if failed else next(code for code in WORST_FIRST if code in codes))
+    raise typer.Exit(BAD_INPUT if errors else next(code for code in WORST_FIRST if code in codes))
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
 
-    return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
+    if STANDARD_OUTPUT not in files:
+        return contextlib.nullcontext()
+    check_writable(STANDARD_OUTPUT)
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from transparity_conformance.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command; Ctrl-C while it is imported is no verdict, either."""
+    try:
+        from transparity_conformance.cli import main as command
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted before there was a verdict.\n")
+        sys.exit(2)
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import os
+import shlex
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -23,7 +26,7 @@ import typer
 from transparity.errors import TransparityError, UsageError
 from transparity.text import describe_error, reason, safe
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_reports, write_text
+from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable, write_json, write_reports, write_text
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ CHECKPOINT_HELP = (
 FAMILY_HELP = (
     "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of it. Repeat it for several."
 )
+SET_HELP = "With --family: another value of a field of its config.json, as num_hidden_layers=6. Repeat it for several."
 COMMAND_HELP = (
     "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; without "
     "these words, both paths are its last arguments."
@@ -94,7 +98,7 @@ AGAINST_HELP = (
     "theirs.py:Model. Give it twice to learn which of the three stands alone."
 )
 INPUTS_HELP = "Python file for --against, with `inputs`: a list of dicts of arrays, by the names of the arguments."
-HEAD_HELP = "Output of an encoder-only checkpoint. Default: the first that it has of pooled, logits, hidden."
+HEAD_HELP = "Output of an encoder-only checkpoint or family. Default: the first that it has of pooled, logits, hidden."
 AS_HUB_HELP = "With --family: write a small model with drawn weights, as a Hugging Face folder."
 EXPORTED_HELP = "Instead of PRESET: a bundle without weights, which names the checkpoint's tensors by their sha256."
 EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
@@ -115,6 +119,7 @@ Presets = Annotated[
 Config = Annotated[Path | None, _option("--config", "FILE", "Configuration of your own, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
+Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
@@ -254,6 +259,7 @@ def check(
     config: Config = None,
     checkpoint: CheckpointFolder = None,
     family: Families = None,
+    changes: Changes = None,
     head: HeadChoice = None,
     taps: Taps = True,
     dtype: Precision = Dtype.float32,
@@ -277,20 +283,19 @@ def check(
     """Check a port: is it right and, if not, which line is wrong and why?"""
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
-    told = Told(verbose, json_file, html_file, markdown_file)
-    with told.answering():
+    with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
         from transparity_conformance.checking import checkers, systems
 
         checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
         named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
         chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
         reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
     told.end(reports, errors, weights=checkpoint)
 
 
-ALONE = ("preset", "family", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
 """Options that do not go with --against."""
 
 
@@ -393,11 +398,21 @@ def fit(
 ) -> None:
     """Find which configuration a model has, for `check --config`."""
 
-    with _for_people(json_file), _one_sentence():
-        from transparity_conformance.identify.fitting.answer import sentences
+    with _one_sentence(), _for_people(json_file):
+        from transparity_conformance.identify.fitting.answer import sentences, unfinished
         from transparity_conformance.identify.fitting.fit import fit_port
+        from transparity_conformance.identify.fitting.subject import FitError
 
-        found = fit_port(module, timeout)
+        check_writable(json_file)
+        try:
+            found = fit_port(module, timeout)
+        except FitError as error:
+            text, note = unfinished(error)
+            if json_file is not None and text:
+                write_text(json_file, text)
+                note = f'{json_file} has what was found, and "?" elsewhere: {note}'
+            error.add_note(note)
+            raise
         for sentence in sentences(found, safe(module)):
             print_line(sentence)
     with _one_sentence():
@@ -444,6 +459,9 @@ def main() -> None:
     """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1, 120 and 130 would be verdicts."""
     code = BAD_INPUT
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
+                stream.reconfigure(errors="backslashreplace")
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
@@ -475,10 +493,13 @@ def _complain_of_ours(error: BaseException) -> None:
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return
-    with contextlib.suppress(OSError, ValueError):
-        traceback.print_exception(error)
-    failed = describe_error(error)
-    _complain(f"transparity itself failed, which is no verdict ({failed}); please report it with the lines above.")
+    failed, file = describe_error(error), ""
+    with contextlib.suppress(OSError):
+        number, file = tempfile.mkstemp(prefix="transparity-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
+            report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
+    enclosed = f" and enclose {file}, which says where" if file else ""
+    _complain(f"transparity itself failed, which is no verdict ({failed}): please report it{enclosed}.")
 
 
 def _flushed() -> bool:
@@ -552,8 +573,6 @@ def _export_checkpoint(
 
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
     """Show the fields of all configurations, or write them, or one configuration, as JSON."""
-    import json
-
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
 
@@ -562,14 +581,16 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
             print_line(values)
             print_line(meaning, indent=4)
         return
-    answer = as_rows() if name is None else described(named_config(name, resized=False))
-    write_text(json_file, json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+    write_json(json_file, as_rows() if name is None else described(named_config(name, resized=False)))
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """Within the context what people read goes to standard error, if a file is to be written to standard output."""
 
-    return contextlib.redirect_stdout(sys.stderr) if STANDARD_OUTPUT in files else contextlib.nullcontext()
+    if STANDARD_OUTPUT not in files:
+        return contextlib.nullcontext()
+    check_writable(STANDARD_OUTPUT)
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager
@@ -612,7 +633,7 @@ class Told:
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """Report a user's mistake as one sentence; within the context what people read is apart from the files."""
-        with _for_people(*self.files), _one_sentence():
+        with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield
 

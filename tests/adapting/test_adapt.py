@@ -16,10 +16,10 @@ from meta.adapting.measure import adapted as measured
 from meta.adapting.wrong import broken
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.checking.adapting import summary
+from transparity_conformance.checking.adapting import contradicting, summary
 from transparity_conformance.cli import app
-from transparity_conformance.identify.adapting.adapt import Proof, adapt
-from transparity_conformance.identify.adapting.names import contradicting
+from transparity_conformance.identify.adapting.adapt import adapt, proof_of
+from transparity_conformance.identify.proof import Proof, own_probes
 from transparity_conformance.running.adapters.adapter import Adapter, read_adapter
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.adapters.notation import AdapterError, line_of
@@ -101,18 +101,18 @@ def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]
 @pytest.mark.parametrize(("make", "config"), [(PORTS["meta-llama"][0], ALIKE), (PORTS["gpt2-conv1d"][0], GPT2)])
 def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
     model = made_by(make, config)
-    proof = Proof(model, config, model.tensors())
+    proof = functools.partial(proof_of, model, model.tensors(), own_probes(config))
     right = adapt(make, config).adapter
-    assert proof.difference(right) is None
+    assert proof(right).difference is None
     wrong = wrong_adapters(right, config)
     assert len(wrong) > len(right.lines)
     for adapter in wrong:
         assert _is_caught(proof, adapter), adapter
 
 
-def _is_caught(proof: Proof, adapter: Adapter) -> bool:
+def _is_caught(proof: Callable[[Adapter], Proof], adapter: Adapter) -> bool:
     try:
-        return proof.difference(adapter) is not None
+        return proof(adapter).difference is not None
     except AdapterError:  # as of two layers that would be kept in one tensor
         return True
 

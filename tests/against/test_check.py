@@ -92,8 +92,8 @@ def written(folder: Path, name: str, text: str) -> str:
     return f"{folder / name}.py:Model"
 
 
-def against_theirs(folder: Path, text: str, name: str = "port") -> Report:
-    port, theirs = written(folder, name, text), written(folder, "theirs", THEIRS)
+def against_theirs(folder: Path, text: str, name: str = "port", reference: str = THEIRS) -> Report:
+    port, theirs = written(folder, name, text), written(folder, "theirs", reference)
     return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=5)
 
 
@@ -131,6 +131,31 @@ def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
     says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
     assert "0.25 for 0.5" in says
     assert "ReLU" in says
+
+
+def test_a_mistake_that_only_longer_calls_show_is_told_beside_one_that_all_show(tmp_path: Path) -> None:
+    theirs = THEIRS.replace(".tril()", ".tril().triu(-8)")
+    text = theirs.replace("k.mT * 0.5", "k.mT * 0.25").replace("triu(-8)", "triu(-9)")
+    report = against_theirs(tmp_path, text, reference=theirs)
+    says = [cause.says for fault in report.faults for cause in fault.causes]
+    assert len(report.faults) == len(says) == 2
+    assert "0.25 for 0.5" in says[0]
+    assert "one more key" in says[1] or "-9 for -8" in says[1]
+
+
+ONE_LAYER = {
+    "the parameters of layers.0 for layers.1": ("layer(x)", "self.layers[0](x)"),
+    "in layers.1.norm2 only": ("layer(x)", "layer(x, layer is self.layers[1])"),
+}
+"""A mistake in one layer, by what is said of it."""
+
+
+@pytest.mark.parametrize("says", ONE_LAYER)
+def test_a_mistake_in_one_layer_names_the_layer(says: str, tmp_path: Path) -> None:
+    text = THEIRS.replace(*ONE_LAYER[says]).replace("forward(self, x):", "forward(self, x, no_norm=False):")
+    text = text.replace("h = self.norm2(x)", "h = x if no_norm else self.norm2(x)")
+    (fault,) = against_theirs(tmp_path, text, f"port_{len(says)}").faults
+    assert says in fault.causes[0].says
 
 
 def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from transparity_conformance import check
+from transparity_conformance.against.ways.outputs import IGNORED, _with_labels
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -152,6 +154,19 @@ def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:
     assert [*claims] == ["forward.reach", "step", "generate", "loss", "gradients", "repeats"]
     assert report.coverage.lengths == (*range(1, 18), 28, 29)
     assert report.coverage.batches == tuple(range(1, 14))
+
+
+def test_no_label_counts_that_padding_predicts() -> None:
+    class Padded:
+        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
+            return np.zeros((40, 6, 9)), 0.0
+
+        def kept(self, inputs: Any, shape: tuple[int, ...]) -> np.ndarray:
+            return np.broadcast_to(np.arange(6)[:, None] > 2, shape)
+
+    labels = _with_labels(cast("Any", Padded()), {})["labels"]
+    assert (labels[:, :4] == IGNORED).all()
+    assert (labels[:, 4:] != IGNORED).any()
 
 
 def test_what_a_port_does_not_offer_is_said(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from tests.golden.test_hostile import REFERENCE, invoke, refused
+from tests.looping import for_each
 
 import transparity
 from transparity.presets import PRESETS, departures, preset
+from transparity_conformance import cli
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.report.report import Report
 
@@ -253,3 +255,40 @@ def test_a_program_reads_json_alone_from_standard_output(
         assert (ended.stdout, ended.stderr) == ("", "There is no file missing.json.\n")
     else:
         assert json.loads(ended.stdout)[0]["verdict"] == "agrees"
+
+
+COMMAND = f"{sys.executable} -m transparity_conformance"
+
+
+@for_each(
+    ("line", "code", "says"),
+    [
+        (f"{COMMAND} describe vanilla --json - >&-", 2, "standard output, which is closed; name a file"),
+        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "standard output, which is closed; name a file"),
+        (f"{COMMAND} check a.py:b --json x --html ./x", 2, "is given for two files"),
+        (f"{COMMAND} check a.py:b --json - --html -", 2, "is given for two files"),
+        (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
+        (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
+        (f"{COMMAND} check a.py:b --family olmo3", 2, "the nearest family is olmoe. Families: bart, bert"),
+        (f"{COMMAND} check a.py:b --family llama --set layers=6", 2, "expected name=value with a field"),
+        (f"{COMMAND} check a.py:b --preset notes-lm --set layers=6", 2, "name it by --family"),
+    ],
+)
+def test_no_door_answers_with_a_traceback(tmp_path: Path, line: str, code: int, says: str) -> None:
+    ended = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (code, False), ended.stderr
+    assert says in ended.stderr
+
+
+def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def fails(**_: Any) -> int:
+        raise ZeroDivisionError("by us")
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    file = Path(said.partition(" and enclose ")[2].partition(",")[0])
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert "ZeroDivisionError: by us" in file.read_text(encoding="utf-8")
+    file.unlink()

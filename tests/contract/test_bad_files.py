@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.looping import for_each
 
 from transparity import initialize_parameters, load_parameters, preset, save_parameters
@@ -32,6 +33,10 @@ def one_tensor(dtype: str, size: int) -> bytes:
     return safetensors({"head.bias": {"dtype": dtype, "shape": [1], "data_offsets": [0, size]}}, bytes(size))
 
 
+ENTRY = '"head.bias": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+TWICE = struct.pack("<Q", 2 * len(ENTRY) + 3) + f"{{{ENTRY},{ENTRY}}}".encode() + bytes(4)
+
+
 @for_each(
     "content",
     [
@@ -43,6 +48,7 @@ def one_tensor(dtype: str, size: int) -> bytes:
         safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)),
         safetensors({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 8]}}, bytes(8)),
         safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, bytes(8)),
+        TWICE,
     ],
 )
 def test_a_file_that_is_not_safetensors(tmp_path: Path, refused: Refused, content: bytes) -> None:
@@ -104,3 +110,10 @@ def test_what_is_no_parameter_is_not_saved(tmp_path: Path, refused: Refused, val
 def test_a_folder_that_does_not_exist_is_not_saved_to(tmp_path: Path, refused: Refused) -> None:
     with refused(ParameterError, f"{tmp_path / 'none' / 'file'} cannot be written as a safetensors file: "):
         save_parameters(tmp_path / "none" / "file", PARAMETERS)
+
+
+def test_a_tensor_that_is_named_twice_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.safetensors"
+    path.write_bytes(TWICE)
+    with pytest.raises(ParameterError, match=r"a field is repeated: head\.bias"):
+        load_parameters(path, CONFIG)

@@ -194,7 +194,10 @@ def test_the_command_writes_a_folder(tmp_path: Path) -> None:
     for arguments, message in [
         (["--family", "gpt2"], "--family NAME and --as-hub DIR go together"),
         (["translation", "--as-hub", "x"], "--family NAME and --as-hub DIR go together"),
-        (["--family", "gpt7", "--as-hub", str(tmp_path / "x")], "There is no family 'gpt7'; expected one of"),
+        (
+            ["--family", "gpt7", "--as-hub", str(tmp_path / "x")],
+            "There is no family 'gpt7'; the nearest family is gptj",
+        ),
         ([], "export takes a PRESET and a DIR"),
     ]:
         result = CliRunner().invoke(app, ["export", *arguments])

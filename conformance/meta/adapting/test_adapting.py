@@ -9,7 +9,7 @@ import pytest
 from meta.adapting.catalogue import PORTS
 from meta.adapting.measure import adapted
 from meta.adapting.wrong import BUGS, broken
-from transparity_conformance.identify.adapting.names import contradicting
+from transparity_conformance.checking.adapting import contradicting
 
 
 @pytest.mark.slow

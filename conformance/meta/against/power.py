@@ -113,6 +113,9 @@ def lines_of_use(text: str, first: int, last: int) -> set[int]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     used = _readers(function, names, last)
+    if attribute := re.match(r"\s*(self\.\w+) = ", text.splitlines()[first - 1]):  # of a module
+        pattern = rf"(?<!\w){re.escape(attribute[1])}\b(?! =)"
+        used |= {number for number, line in enumerate(text.splitlines(), 1) if re.search(pattern, line)}
     if argument := re.match(r"\s*(\w+)=", text.splitlines()[first - 1]):  # a line of a call: what it is given by name
         used |= {line for each in functions for line in _readers(each, {argument[1]}, 0)}
     if any(isinstance(statement, ast.Return) for statement in inside):

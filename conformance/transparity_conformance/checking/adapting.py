@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from transparity.config import TransformerConfig
@@ -9,7 +11,6 @@ from transparity.errors import UsageError
 from transparity_conformance.checking.systems import family_systems, systems
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt_model
-from transparity_conformance.identify.adapting.names import contradicting
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.text import listed, reason, safe
@@ -18,6 +19,16 @@ from transparity_conformance.running.adapters.notation import ABSENT, AdapterErr
 from transparity_conformance.running.process.isolation import isolated_build
 
 AGREES, DIVERGES, INCONCLUSIVE = 0, 1, 3
+
+WORDS = {
+    "query": {"query", "queries", "q", "wq"},
+    "key": {"key", "keys", "k", "wk"},
+    "value": {"value", "values", "v", "wv"},
+    "gate": {"gate"},
+    "up": {"up"},
+    "down": {"down"},
+}
+"""The words by which tensors are called, by the role of our parameter."""
 
 
 def adapt_port(
@@ -92,7 +103,8 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if absent:
         lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
     if asked:
-        lines.append(f"not settled, for {found.lost_at} was not found under any hypothesis: {listed(asked)}")
+        why = f"{found.lost_at} was not found under any hypothesis" if found.lost_at else "no activation tells them"
+        lines.append(f"not settled, because {why}: {listed(asked)}")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES
@@ -104,3 +116,22 @@ def summary(result: Adapted) -> tuple[list[str], int]:
             f"each line was found by what is computed from it, but the logits differ: {result.wrong}",
         ], DIVERGES
     return lines, INCONCLUSIVE
+
+
+def contradicting(lines: Mapping[str, str]) -> list[str]:
+    """A sentence for each line whose tensor is called by the name of another role, and of that alone."""
+    found = []
+    for ours, line in lines.items():
+        role, said = ours.split(".")[-2], called(line)
+        if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
+            one = min(said)
+            found.append(
+                f"{ours} is {line}, which is called {one}: if weights are loaded by their names, they are wrong"
+            )
+    return found
+
+
+def called(line: str) -> set[str]:
+    """The roles that the name of a tensor names."""
+    words = set(re.split(r"[^a-z]+", line.partition(".view(")[0].partition("[")[0].lower()))
+    return {role for role, names in WORDS.items() if words & names}

@@ -54,6 +54,8 @@ class Options:
     length: Sequence[int] | None = None
     adapter: Path | None = None
     audit: bool | None = None
+    changes: Sequence[str] | None = None
+    """Fields of the family's config.json with other values, `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
@@ -69,6 +71,7 @@ class Options:
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
+        given |= {"--set": self.changes}
         given |= {"PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
         return {name for name, value in given.items() if value}
 
@@ -104,6 +107,7 @@ OF_LENGTH = """--length was given for models of probe size, whose longest prompt
 OF_CHECKPOINT = "--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command."
 OF_FAMILY = "--family goes with a PORT alone; leave out --preset, --config and --command."
 OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
+OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
 EITHER = "check takes either a PORT or --command; give one of the two."
 OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
 OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
@@ -117,9 +121,8 @@ RULES = (
     OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),
     OptionRule("--adapter", OF_ADAPTER, "--command"),
-    OptionRule(
-        "--head", "--head is for --checkpoint; a configuration has a field `head` of its own.", needs="--checkpoint"
-    ),
+    OptionRule("--head", OF_HEAD, needs="--checkpoint --family"),
+    OptionRule("--set", "--set changes fields of a family's small model; name it by --family.", needs="--family"),
     OptionRule("check", EITHER, needs="PORT --command"),
     OptionRule("PORT", EITHER, "--command"),
     OptionRule("--audit", OF_AUDIT, "--command"),
@@ -225,7 +228,11 @@ def named_systems(options: Options) -> list[System]:
     options.check_together()
     if options.checkpoint is not None:
         return []
-    return list(family_systems(options.family) if options.family else systems(options.preset or (), options.config))
+    return list(
+        family_systems(options.family, options.changes or (), options.head)
+        if options.family
+        else systems(options.preset or (), options.config)
+    )
 
 
 def chosen_systems(

@@ -62,10 +62,10 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
         yield System("config", read_config(config))
 
 
-def family_systems(names: Sequence[str]) -> Iterator[System]:
-    """The small model of each named family, with drawn weights."""
+def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
+    """The small model of each named family, with drawn weights; `changes` and `head` as for `example_config`."""
     for name in dict.fromkeys(names):
-        yield System(name, example_config(name), model_type=name)
+        yield System(name, example_config(name, changes, head), model_type=name)
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
 from transparity.config import TransformerConfig
+from transparity.errors import UsageError, shown
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import configuration, family_called
+from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.values import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
 """The fields of each `model_type`; the others are those that transformers takes for missing ones."""
 
 
-def example_config(model_type: str) -> TransformerConfig:
-    """Return the small model of a family; raises `CheckpointError` for a family that cannot be imported."""
+def example_config(model_type: str, changes: Sequence[str] = (), head: str | None = None) -> TransformerConfig:
+    """Return the small model of a family; raises `CheckpointError` for a family that cannot be imported.
+
+    Args:
+        model_type: the family.
+        changes: fields of its config.json with other values, `name=value` with JSON for the value.
+        head: the output of an encoder, or of a classifier.
+    """
     family = family_called(model_type)
-    return configuration(family, family.example, set(family.names) - set(family.computed))
+    names, fields = set(family.names) - set(family.computed), {**family.example}
+    if head == "classes" and family.classifier is not None:
+        fields["architectures"] = [f"Model{family.classifier.task}"]
+        names |= set(family.classifier.names)
+    fields |= dict(_changed(each, model_type, family) for each in changes)
+    return configuration(family, fields, names, head)
+
+
+def _changed(text: str, model_type: str, family: Family) -> tuple[str, Any]:
+    """The field and the value of `name=value`."""
+    name, equals, value = text.partition("=")
+    known = {**family.defaults, **family.example, **family.write(example_config(model_type))}
+    if not equals or name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        raise UsageError(
+            f"--set was given {shown(text)}; expected name=value with a field that config.json of {model_type} has"
+            f"{f', such as {near[0]}' if near else ''}."
+        )
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

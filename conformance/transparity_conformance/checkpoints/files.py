@@ -38,16 +38,11 @@ def read_bytes(path: Path, most: int) -> bytes:
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse strict JSON: no field twice, no NaN; `constant` makes something of the names NaN, Infinity, −Infinity."""
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_object, parse_constant=constant or refuse_constant)
+        return json.loads(
+            text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {reason(error)}.") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("it has a field twice")
-    return fields
 
 
 def refuse_constant(name: str) -> NoReturn:

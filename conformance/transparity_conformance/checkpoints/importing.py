@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Collection, Mapping
@@ -256,10 +257,7 @@ def family_of(folder: Path, given: Fields) -> Family:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} is of two towers side by side; expected one of them: {towers}.")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(
-            f"{folder / CONFIG} has the model_type {as_json(kind)}; expected one of {listed(FAMILIES, 12)}: no other "
-            "can be imported."
-        )
+        raise _unknown(f"{folder / CONFIG} has the model_type {as_json(kind)}", kind)
     return family_called(kind)
 
 
@@ -269,8 +267,17 @@ def family_called(model_type: str) -> Family:
         towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers side by side; expected one of them: {towers}.")
     if model_type not in FAMILIES:
-        raise CheckpointError(f"There is no family {shown(model_type)}; expected one of {', '.join(FAMILIES)}.")
+        raise _unknown(f"There is no family {shown(model_type)}", model_type)
     return FAMILIES[model_type]
+
+
+def _unknown(says: str, name: Any) -> CheckpointError:
+    """The error for a family that is not known, with the nearest name, and what helps without one."""
+    near = difflib.get_close_matches(str(name), FAMILIES, 1)
+    error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
+    error.add_note(f"Families: {', '.join(FAMILIES)}.")
+    error.add_note("`fit PORT` finds a configuration without one, and --against compares with any implementation.")
+    return error
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:

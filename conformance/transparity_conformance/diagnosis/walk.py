@@ -11,7 +11,7 @@ import contextlib
 import copy
 import dataclasses
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.stored import changed
 from transparity.taps import Tap
-from transparity_conformance.catalogue.fault import Fault, Formula, Hypothesis, Patch, WalkState
+from transparity.text import describe_error
+from transparity_conformance.catalogue.fault import Fault, Formula, Hypothesis, WalkState
 from transparity_conformance.diagnosis.resume import Start, depth, start_at
 from transparity_conformance.oracle.budgets import RULES, epsilon, rounded
 from transparity_conformance.oracle.near_ties import is_choice
@@ -37,7 +38,19 @@ class TapReached(Exception):  # noqa: N818 - no error
 
 
 class Impossible(Exception):  # noqa: N818 - no error
-    """Two faults exclude each other: they set the same part of a formula, or one removes what the other needs."""
+    """Nothing can be computed under a hypothesis, as with two faults of which one removes what the other needs."""
+
+
+@contextlib.contextmanager
+def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
+    """Within the context, whatever is raised but `errors` is a hypothesis that failed: raise `Impossible` for it."""
+    passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
+    try:
+        yield
+    except passed:
+        raise
+    except Exception as error:
+        raise Impossible(describe_error(error)) from error
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,21 @@ def walk(
         taps: Receives the values that flow on behind each tap.
         choices: The same walk in float64, of which the routers' choices are taken.
     """
+    with under_hypothesis() if hypotheses else contextlib.nullcontext():
+        return _walk(probe, recorded, hypotheses, dtype, until, index, base, taps, choices)
+
+
+def _walk(
+    probe: Probe,
+    recorded: Mapping[str, np.ndarray],
+    hypotheses: Sequence[Hypothesis],
+    dtype: str,
+    until: str | None,
+    index: int,
+    base: Base | None,
+    taps: MutableMapping[str, np.ndarray] | None,
+    choices: Mapping[str, np.ndarray] | None,
+) -> MutableMapping[str, np.ndarray]:
     right = neighbour(probe.parameters, index)
     recorded = neighbour(dict(recorded), index) if index else recorded
     model = applied(hypotheses, probe.config, right)
@@ -162,22 +190,23 @@ def _walking(
             raise TapReached
         flow = rounded(recorded[name], dtype) if name in recorded else made
         state.taps[name] = flow
-        for hypothesis in hypotheses:
-            if hypothesis.fault.downstream and name in hypothesis.sites:
-                flow = _patched(hypothesis.fault.downstream, state, name, flow)
+        for each in hypotheses:
+            if each.fault.downstream and name in each.sites:
+                flow = each.fault.downstream(state, name, flow)
         state.taps[name] = flow
         return flow
 
     return tap
 
 
+@under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
     """The value at a tap with the faults that change it there, from the right one."""
-    made = [hypothesis.fault for hypothesis in hypotheses if name in hypothesis.patched]
+    made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
-        value = _patched(partial(formula, settings), state, name, value)
+        value = formula(settings, state, name, value)
     for fault in made:
-        value = _patched(fault.patch, state, name, value) if fault.patch else value
+        value = fault.patch(state, name, value) if fault.patch else value
     return value
 
 
@@ -191,13 +220,6 @@ def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
                 raise Impossible(f"{min(twice)} cannot have two values at once")
             settings |= fault.settings
     return formulas
-
-
-def _patched(patch: Patch, state: WalkState, name: str, value: np.ndarray) -> Any:
-    try:
-        return patch(state, name, value)
-    except KeyError as missing:
-        raise Impossible(f"the patch of {name} needs {missing}, which another fault removes") from missing
 
 
 def _start(

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from transparity.errors import TransparityError
 from transparity.limits.files import is_folder
@@ -25,9 +25,13 @@ class OutputError(TransparityError):
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise `OutputError` before the work, not after it, if a path cannot be written."""
-    for path in filter(None, paths):
+    """Raise `OutputError` before the work, not after it, if a path cannot be written, or two are the same."""
+    given = [path for path in paths if path is not None]
+    if len({os.path.realpath(path) for path in given}) < len(given):
+        raise OutputError(f"{given[0]} is given for two files, of which the second would replace the first; name two.")
+    for path in given:
         if path == STANDARD_OUTPUT:
+            _standard_output()
             continue
         if is_folder(path) or not is_folder(path.absolute().parent):
             raise OutputError(
@@ -63,24 +67,37 @@ def write_reports(
 ) -> None:
     """Write the reports as JSON, HTML and Markdown, each to a file or to standard output; `weights`: a checkpoint."""
     if json_file is not None:
-        text = json.dumps([report.as_dict() for report in reports], indent=2, ensure_ascii=False)
-        write_text(json_file, text + "\n")
+        write_json(json_file, [report.as_dict() for report in reports])
     if html_file is not None:
         from transparity_conformance.report.check.page import as_html
 
-        write_text(html_file, as_html(reports))
+        write_text(html_file, as_html(reports), errors="xmlcharrefreplace")
     if markdown_file is not None:
         from transparity_conformance.report.check.markdown import as_markdown
 
         write_text(markdown_file, as_markdown(reports, weights=weights))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text to a file, or to standard output; raises `OutputError`."""
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, in ASCII to standard output, whatever its encoding is; raises `OutputError`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
+
+
+def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
+    """Write a text to a file in UTF-8, or to standard output, where `errors` says what becomes of characters that its
+    encoding has not; raises `OutputError`."""
     if path == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        stream = _standard_output()
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, errors).decode(encoding))
         return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {reason(error)}.") from None
+
+
+def _standard_output() -> TextIO:
+    if sys.stdout is None:
+        raise OutputError("- stands for standard output, which is closed; name a file.")
+    return sys.stdout

@@ -23,7 +23,7 @@ Array = Callable[[np.ndarray], Any]
 
 NAMES = {
     "tokens": ("input_ids", "tokens"),
-    "pixels": ("pixel_values", "pixels"),
+    "pixels": ("pixel_values", "pixels", "img", "image", "images"),
     "source": ("input_ids", "input_features"),
     "target": ("decoder_input_ids",),
     "attention_mask": ("attention_mask",),

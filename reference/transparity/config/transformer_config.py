@@ -11,7 +11,6 @@ import difflib
 import functools
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -21,6 +20,7 @@ from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes, shared_expert_width
 from transparity.config.validation import check_of, check_together
 from transparity.errors import ConfigError, shown
+from transparity.limits.files import without_repetition
 from transparity.text import VALUE, listed, reason, safe
 
 Architecture = Literal["encoder-decoder", "decoder", "encoder"]
@@ -742,19 +742,10 @@ class TransformerConfig:
     def from_json(cls, text: str) -> TransformerConfig:
         """Read the result of `to_json`; raises `ConfigError` if `text` is not JSON."""
         try:
-            fields = json.loads(text, object_pairs_hook=_without_repetition)
+            fields = json.loads(text, object_pairs_hook=without_repetition)
         except (ValueError, RecursionError, TypeError) as error:
             raise ConfigError(f"The configuration is not JSON: {reason(error)}.") from None
         return cls.from_dict(fields)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise `ValueError` for repeated fields, of which `json` would keep the last."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"a field is repeated: {listed([name for name in counts if counts[name] > 1])}")
-    return fields
 
 
 FIELD_TYPES = get_type_hints(TransformerConfig)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from transparity.errors import TransparityError
-from transparity.text import reason
+from transparity.text import listed, reason
 
 LARGEST_HEADER = 16 * 2**20
 """The largest header of a safetensors file, in bytes: a tensor takes about 100, and a model of 10,000 layers, the most
@@ -61,3 +64,23 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
         raise error(
             f"{path} cannot be read as a safetensors file: its header has {length} bytes; expected at most {most}."
         )
+    try:
+        with Path(path).open("rb") as file:
+            json.loads(file.read(8 + length)[8:], object_pairs_hook=without_repetition)
+    except RepeatedFieldError as problem:
+        raise error(f"{path} cannot be read as a safetensors file: {problem}.") from None
+    except (OSError, ValueError, RecursionError):  # the library says what is wrong with it
+        pass
+
+
+class RepeatedFieldError(ValueError):
+    """A JSON object has a field twice, of which `json` would keep the last."""
+
+
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raise `RepeatedFieldError` for repeated fields."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise RepeatedFieldError(f"a field is repeated: {listed([name for name in counts if counts[name] > 1])}")
+    return fields

@@ -27,8 +27,8 @@ class Embeddings(nn.Module):
         self.patch_embeddings = Patches(c)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        patches = self.patch_embeddings(pixels)
-        return torch.cat((self.cls_token.expand(len(pixels), -1, -1), patches), 1) + self.position_embeddings
+        first = self.cls_token.expand(len(pixels), -1, -1)
+        return torch.cat((first, self.patch_embeddings(pixels)), 1) + self.position_embeddings
 
 
 class Attention(nn.Module):

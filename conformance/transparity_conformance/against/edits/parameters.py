@@ -119,6 +119,16 @@ def given_of(program: Program, item: Any) -> int:
     return index if index in program.given else -1
 
 
+def _viewed(program: Program, index: int, given: Any) -> Any:
+    """Return the view of a given value that an argument is, of another one."""
+    if index not in program.maker:
+        return given
+    step = program.steps[program.maker[index]]
+    now = {step.inputs[0]: _viewed(program, step.inputs[0], given)}
+    step.run(now, None)
+    return now[index]
+
+
 def _modules_beside(program: Program, module: str) -> list[str]:
     """The modules of the same parent that have parameters of the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
@@ -150,7 +160,7 @@ def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
     def changed(values: Values) -> Any:
         args = list(filled(at.step.args, values))
         for place, index in others.items():
-            args[place] = values[index] if values[index].shape == args[place].shape else values[index].mT
+            args[place] = _viewed(at.program, at.step.args[place].index, values[index])
         return executed(at.step.func, args, at.step.kwargs, None)
 
     return changed

@@ -74,7 +74,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with a label for each row of the answer; padding, what padding predicts, and some others are ignored."""
+    """Return the inputs with a label for each row; padding, what padding predicts, and some others are ignored."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

@@ -17,9 +17,8 @@ from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.identify.adapting.matching import matched
 from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
 from transparity_conformance.identify.adapting.search import FoundAdapter
-from transparity_conformance.identify.alignment.heard import wrong_logits
-from transparity_conformance.oracle.probes import probe_parameters, probes_of
-from transparity_conformance.report.formatting import format_share
+from transparity_conformance.identify.proof import Proof, own_probes, proved
+from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.running.adapters.adapter import ASKED, Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.adapters.notation import ABSENT, for_all_layers
@@ -113,7 +112,7 @@ def adapt_model(
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
-        result = dataclasses.replace(result, wrong=Proof(model, config, tensors).difference(adapter))
+        result = dataclasses.replace(result, wrong=proof_of(model, tensors, own_probes(config), adapter).difference)
     return result
 
 
@@ -134,30 +133,18 @@ def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
     return Adapter(lines | asked, tuple(dict.fromkeys(zero.values())), found.unused, found.unsettled)
 
 
-class Proof:
-    """A model with weights of ours, compared with the reference on every probe of its size.
+def proof_of(model: Tensors, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
+    """A model with weights of ours by an adapter, beside the reference.
 
     Args:
         model: the model.
-        config: its configuration.
         tensors: its tensors, as they are without an adapter.
+        probes: what it is run on.
+        adapter: where it keeps each parameter.
     """
 
-    def __init__(self, model: Tensors, config: TransformerConfig, tensors: Mapping[str, np.ndarray]) -> None:
-        self.model, self.config, self.tensors = model, config, tensors
-        every = probes_of(config, "config")
-        self.probes = {key: probe for key, probe in every.items() if probe.config == config and key != "hot"}
+    def answer(probe: Probe) -> np.ndarray:
+        model.assign(adapter.tensors(probe.config, probe.parameters, tensors))
+        return run(model, probe, logits_only=True)["logits"]
 
-    def difference(self, adapter: Adapter) -> str | None:
-        """How far the model's logits are from the reference's; None if they agree on every probe."""
-        actual = {}
-        for key, probe in self.probes.items():
-            self.model.assign(adapter.tensors(self.config, probe.parameters, self.tensors))
-            actual[key] = run(self.model, probe, logits_only=True)
-            theirs, ours = actual[key]["logits"].shape, probe.oracle.expected["logits"].shape
-            if theirs != ours:
-                return f"they have the shape {theirs}, expected {ours}"
-        wrong = wrong_logits(self.probes, actual, "float32")
-        if wrong is None:
-            return None
-        return f"by {format_share(wrong.error / wrong.budget)} the budget on the probe {wrong.probe}"
+    return proved(probes, answer)

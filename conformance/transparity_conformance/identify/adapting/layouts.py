@@ -87,6 +87,8 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
         return _recurrent(role)
+    if config.key_value_rank and ".self_attention." in parameter:
+        return _latent(role, config)
     if role == "gate" and ".self_attention." in parameter:
         return [
             ("", "N*H"),
@@ -136,6 +138,19 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
     return found
 
 
+def _latent(role: str, config: TransformerConfig) -> list[Rows]:
+    """The layouts of a map of latent attention: by itself, or two in one, keys and values head by head."""
+    rank, key, value = config.key_value_rank or 0, config.projected_key_dim, config.value_dim
+    both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
+    joined = {
+        "key": (f".view(K, {key + value}, -1)[:, 0:{key}]", both),
+        "value": (f".view(K, {key + value}, -1)[:, {key}:{key + value}]", both),
+        "key_value_latent": (f"[0:{rank}]", down),
+        "key_rotary": (f"[{rank}:{down}]", down),
+    }
+    return [("", ""), *([joined[role]] if role in joined else [])]
+
+
 def _recurrent(role: str) -> list[Rows]:
     """The layouts of a map or a kernel of a recurrence: by itself, or one behind the other with others, as a whole or
     for each head of the keys."""
@@ -175,13 +190,14 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
     """Yield every line that could be the weight of a linear map or an embedding."""
-    sizes, columns = sizes_of(config), columns_of(parameter, config)
+    sizes, (ours, wide) = sizes_of(config), parameter_shapes(config)[parameter]
+    columns = columns_of(parameter, config)
+    columns = columns if size_of(columns, sizes) == wide else str(wide)
     into = ["", ".view(-1, H, N).permute(0, 2, 1)"] if parameter.endswith("attention.output.weight") else [""]
     role = parameter.split(".")[-2]
     into = ["", CHANNELS_LAST] if role == "patch_projection" else into
-    ours = parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
-        rows = size_of(total, sizes) if total else ours
+        rows = size_of(total, sizes) if steps else ours
         for name, shape in shapes.items():
             for base, count in matrices(name, shape, columns, sizes):
                 if count == rows:
@@ -199,7 +215,7 @@ def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterato
     """Yield every line that could be the bias of a linear map, or any vector."""
     sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
-        rows = size_of(total, sizes) if total else ours
+        rows = size_of(total, sizes) if steps else ours
         for name, shape in shapes.items():
             base, count = vectors(name, shape)
             if count == rows:

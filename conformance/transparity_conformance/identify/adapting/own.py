@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
+from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import texts_of, turned
 from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
@@ -74,8 +76,9 @@ def _kept(
     for shapes in pool.free(*layer):
         for text in texts_of(name, config, shapes):
             for line in _with_orders(text, name, config):
-                if line != ABSENT and np.array_equal(pool.numbers(line, shape), expected):
-                    return line
+                with contextlib.suppress(Impossible), under_hypothesis():
+                    if line != ABSENT and np.array_equal(pool.numbers(line, shape), expected):
+                        return line
     return None
 
 

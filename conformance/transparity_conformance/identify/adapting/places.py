@@ -9,6 +9,8 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
+OF_THE_HEAD = ("pooler", "head_transform", "head_norm", "head")
+
 
 @dataclass(frozen=True)
 class Map:
@@ -68,8 +70,12 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
     if last == "scores":
         linears = [Map(_linear(f"{scope}.{role}"), f"{scope}.{role}") for role in ("query", "key")]
         gains = [Map((f"{scope}.{role}_norm.weight",), f"{scope}.{role}_norm") for role in ("query", "key")]
-        stack = scope.partition(".")[0]
-        return [*linears, *gains, Map((f"{stack}.relative_bias.weight",), tap)]
+        bias = f"{scope.partition('.')[0]}.relative_bias.weight"
+        return [*linears, *gains, Map((f"{scope}.key_rotary.weight",), tap), Map((bias,), tap)]
+    if last.endswith("_latent"):
+        return [Map((f"{tap}.weight",), tap), Map((f"{tap}_norm.weight",), tap)]
+    if last == "weights":
+        return [Map((f"{scope}.sinks",), tap)]
     if last == "gated_context":
         return [Map(_linear(f"{scope}.gate"), tap)]
     if last == "context":
@@ -82,7 +88,7 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
         return [Map(_linear(tap), tap)]
     if last == "output" and scope in config.stacks:
         return [Map(_norm(f"{scope}.final_norm"), tap)]
-    return [Map(_linear(name), tap) for name in ("pooler", "head")] if tap == "logits" else []
+    return [Map(_linear(name), tap) for name in OF_THE_HEAD] if tap == "logits" else []
 
 
 def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.walk import Impossible, walk
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import AlignedRow
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
@@ -56,13 +56,10 @@ class Reference:
 
         Of scores, the first of `SCORES` that is so, if it is less than `best`.
         """
-        try:
-            if not tap.endswith(".scores"):
-                return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
-            weights = f"{tap.removesuffix('scores')}weights"
-            taps = self.computed(values, weights, faults)
-        except Impossible:
-            return best
+        if not tap.endswith(".scores"):
+            return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
+        weights = f"{tap.removesuffix('scores')}weights"
+        taps = self.computed(values, weights, faults)
         match, are_weights = self.candidates.nearest(taps[tap]), self._is_heard(taps, weights)
         in_order = match is not None and match.layout.order.index(2) < match.layout.order.index(3)
         ways = (match is not None and are_weights, are_weights, in_order)

@@ -9,6 +9,7 @@ that is wrong is matched all the same.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue import hypotheses as fault_hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import (
     as_in_the_first_layer,
     hypotheses_of,
@@ -80,6 +82,7 @@ def search(
         if settled is None:
             found.unsettled |= {name: seeker.fitting(name) for name in place.parameters if name in own}
         found.lines |= settled or {}
+    found.unsettled |= {name: seeker.fitting(name) for name in own if name not in found.lines | found.unsettled}
     for name in unlike_the_first(found.lines, found.lost_at, seeker.pool):
         del found.lines[name]
         found.unsettled[name] = seeker.fitting(name)
@@ -119,9 +122,9 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
-    """The configuration with every bias, for a port may have some that are 0."""
+    """The configuration with every bias, for a port may have some that are 0; maps to and from a latent have none."""
     names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
-    fields: dict[str, Any] = dict.fromkeys(names, True)
+    fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.key_value_rank else {})
     return dataclasses.replace(config, **fields)
 
 
@@ -163,10 +166,12 @@ class _Seeker:
         others = [self.reference.computed({**values, name: 1.5 * values[name] + 1}, tap, (fault,)) for name in names]
         return not any(np.array_equal(computed, other[tap], equal_nan=True) for other in others)
 
-    def _rank(self, lines: Lines, tap: str, best: int) -> int:
+    def _rank(self, lines: Lines, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """The surest way in which lines are right, if it is better than `best`; `best` else."""
         self.clock.check()
-        return self.reference.rank(self._values(lines), tap, best)
+        with contextlib.suppress(Impossible), under_hypothesis():
+            return self.reference.rank(self._values(lines), tap, best, faults)
+        return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
         """The lines that a parameter may have by its shape."""
@@ -195,8 +200,7 @@ class _Seeker:
             tried.add(key)
 
     def _is_right(self, lines: Lines, tap: str, faults: Sequence[Hypothesis] = (), by: int = 0) -> bool:
-        self.clock.check()
-        return self.reference.rank(self._values(lines), tap, by + 1, faults) <= by
+        return self._rank(lines, tap, by + 1, faults) <= by
 
     def _values(self, lines: Lines) -> Arrays:
         shapes = self.reference.shapes

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.presets import departures
+from transparity.text import listed
 from transparity_conformance.identify.fitting.fit import Fit
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, templates
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
@@ -26,6 +33,36 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
         yield f"Not understood, since no operation that was recognised uses them: {', '.join(fit.unused)}."
     for name, reason in fit.untold.items():
         yield f"Cannot be told: {name} ({reason}); {_shown(getattr(fit.config, name))} is written."
+
+
+AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE` needs no configuration."
+
+
+def unfinished(error: FitError) -> tuple[str, str]:
+    """The configuration of a fit that stopped, with "?" for a field that models differ in and that is not known, and
+    what is nearest to it, in a sentence."""
+    known = {name: value for name, value in error.known.items() if name not in SIZES}
+    others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
+    if not others:
+        return "", AGAINST
+    apart = {name: differences_from(known, each) for name, each in others.items()}
+    name = min(apart, key=lambda each: len(apart[each]))
+    but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in apart[name].items()])
+    open_fields = [
+        field
+        for field in FIELD_TYPES
+        if field not in error.known and len({str(getattr(each, field)) for each in others.values()}) > 1
+    ]
+    fields = {**error.known, **dict.fromkeys(open_fields, "?")}
+    written = {field: "-inf" if value == -math.inf else value for field, value in fields.items()}
+    nearest = f"By what is known, {name} is nearest{f', but {but}' if but else ''}. " if len(known) > 1 else ""
+    return json.dumps(written, indent=2) + "\n", f"{nearest}{AGAINST}"
+
+
+def differences_from(known: Mapping[str, Any], template: TransformerConfig) -> dict[str, tuple[object, object]]:
+    """The known fields in which a template differs, with both values, the template's first."""
+    pairs = {name: (getattr(template, name), value) for name, value in known.items() if name not in NOT_RUN}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _shown(value: object) -> str:

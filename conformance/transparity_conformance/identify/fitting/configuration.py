@@ -33,9 +33,8 @@ FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
 
 
-def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> FoundFields:
-    """The fields and parameters of a module."""
-    found = FoundFields()
+def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
+    """Add the fields and parameters of a module."""
     _sizes(found, subject, parts)
     _biases_and_maps(found, parts)
     _norms(found, subject, parts)
@@ -48,7 +47,6 @@ def configuration_of(subject: FittedModel, parts: Parts, calls: Sequence[Recorde
     if "mask_value" not in found.fields:
         read_masks_of_recurrences(found, subject, calls)
     _pooling(found, parts, calls)
-    return found
 
 
 def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:

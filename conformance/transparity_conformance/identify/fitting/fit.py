@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.fitting.calls.inputs import (
     first_answer,
     longest_taken,
@@ -23,10 +25,20 @@ from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
 from transparity_conformance.identify.fitting.structure import before, softmaxes
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, Loops, RecordedCall
+from transparity_conformance.identify.fitting.subject import (
+    FitError,
+    FittedModel,
+    ForeignError,
+    Loops,
+    ModuleError,
+    RecordedCall,
+)
 from transparity_conformance.identify.fitting.templates import SIZES, changed, nearest, templates
 from transparity_conformance.identify.fitting.values.found import FoundFields
+from transparity_conformance.identify.fitting.values.norms import USUAL_EPS
+from transparity_conformance.identify.fitting.values.numbers import difference, minimize, settle
 from transparity_conformance.identify.fitting.values.scores import scores_of
+from transparity_conformance.identify.proof import Proof, own_probes, proved, write_through
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.features import exercised
@@ -34,6 +46,10 @@ from transparity_conformance.report.comparison import gap
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.process.isolation import isolated_build
+from transparity_numpy.transformer import transformer
+
+LEAST_EPS, MOST_EPS = 1e-14, 1e-1
+"""Between which an eps is sought that the values of the first calls do not show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +106,13 @@ def fitted(subject: FittedModel) -> Fit:
     for loops in get_args(Loops):
         subject.loops = loops
         try:
-            for each in _readings(subject):
-                made.append(each)
-                if each.is_confirmed:
-                    return each
+            with under_hypothesis(PortError):
+                for each in _readings(subject):
+                    made.append(each)
+                    if each.is_confirmed:
+                        return each
+        except Impossible as failed:
+            errors.append(_unread(failed))
         except FitError as error:
             if isinstance(error, ForeignError) and loops == "none" and not made:
                 raise
@@ -112,23 +131,50 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
     calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
         calls.append(subject.hear(masked(plain)))
-    longest = longest_taken(subject, plain)
-    error: FitError | None = None
+    longest, sizes_found = longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
+    errors: list[FitError] = []
     for keys_first in (False, True):
+        found = FoundFields(dict(sizes_found))
         try:
-            found = configuration_of(subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
-            if "max_length" in found.untold:
-                found.fields["max_length"] = longest
-            made = _confirmed(found, calls)
+            with under_hypothesis(PortError):
+                configuration_of(found, subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
+                if "max_length" in found.untold:
+                    found.fields["max_length"] = longest
+                made = _confirmed(subject, found, calls)
+        except Impossible as failed:
+            errors.append(_unread(failed))
         except FitError as raised:
+            errors.append(raised)
             if isinstance(raised, ForeignError) and not keys_first:
-                raise
-            error = error or raised
+                break
+        else:
+            remarks = () if made.is_confirmed else tuple(found.remarks)
+            yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
             continue
-        remarks = () if made.is_confirmed else tuple(found.remarks)
-        yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
-    if error is not None:
-        raise error
+        errors[-1].known = errors[-1].known or found.fields
+    if errors:
+        raise errors[0]
+
+
+def _unread(failed: Impossible) -> FitError:
+    return FitError(f"The module is not read as any configuration of ours: {failed}.")
+
+
+def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
+    """What the tables and the weights of attention tell of a module, whatever else it is."""
+    lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
+    found = softmaxes(heard.operations, batch, lengths)
+    heads = {softmax.weights.shape[1] for softmax in found}
+    names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
+    fields: dict[str, Any] = {"architecture": "encoder-decoder" if len(names) == 2 else names[0]}
+    for stack, name in zip(names, subject.inputs, strict=True):
+        fields |= {f"{'source' if stack == 'encoder' else 'target'}_vocab_size": rows[name]} if name in rows else {}
+    widths = {each.shape[1] for each in subject.values.values() if each.ndim == 2 and len(each) in rows.values()}
+    if len(widths) == 1:
+        fields["embed_dim"] = widths.pop()
+    if len(heads) == 1:
+        fields["num_heads"] = heads.pop()
+    return fields | ({f"num_{names[0]}_layers": len(found)} if len(names) == 1 and found else {})
 
 
 def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
@@ -153,17 +199,68 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
 
 
-def _confirmed(found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """The fit, held to all calls; fields that cannot be told have the values of the nearest template, if these fit."""
-    config = found.config()
-    probes = _probes(config, found, calls)
-    share, untold = _share(probes, calls), dict(found.untold)
+def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
+    """The fit, held to all calls and to the probes of a check; fields that cannot be told have the values of the
+    nearest template, if these fit."""
+    config, untold = found.config(), dict(found.untold)
+    share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
-    if share <= 1:
-        unseen = exercised(config, probes)[1]
-        config = _as_usual(config, name, found, calls)
-        untold |= {each: "no call shows it" for each in unseen if each not in untold}
-    return Fit(config, share, name, differ, untold, found.parameters)
+    if share > 1:
+        return Fit(config, share, name, differ, untold, found.parameters)
+    usual = _as_usual(config, name, found, calls)
+    proof = _proof(subject, usual, found)
+    if proof.share > 1 and usual != config:
+        usual, proof = config, _proof(subject, config, found)
+    if proof.share > 1 and "tiny" in proof.answers:
+        usual = dataclasses.replace(usual, norm_eps=_eps_of(proof.probes["tiny"], proof.answers["tiny"]))
+        proof = _proof(subject, usual, found)
+    unseen = exercised(usual, [*_probes(usual, found, calls), *proof.probes.values()])[1]
+    untold |= {each: "no call shows it" for each in unseen if each not in untold}
+    if proof.share > 1:
+        found.remarks.append(f"With the weights of a check, the logits differ: {proof.difference}")
+    return Fit(usual, max(share, proof.share), *nearest(usual, untold), untold, found.parameters)
+
+
+def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
+    """The module with the weights of a check, on its probes; in its own precision if it differs in float64."""
+    written: dict[int, tuple[Arrays, Arrays]] = {}
+    probes = own_probes(config)
+    for key, probe in probes.items():
+        given = id(probe.parameters)
+        if given not in written:
+            written[given] = write_through(subject.values, found.parameters, probe.parameters)
+        probes[key] = dataclasses.replace(probe, parameters=written[given][1])
+    tensors = {id(parameters): values for values, parameters in written.values()}
+
+    def answer(probe: Probe) -> np.ndarray:
+        subject.model.assign(tensors[id(probe.parameters)])
+        return subject.call(with_further(subject, probe.inputs, {}) | probe.inputs)
+
+    try:
+        proof = proved(probes, answer)
+        if proof.share > 1:  # as where masks of transformers are infinite in float64
+            subject.narrow()
+            proof = proved(probes, answer)
+        return proof
+    except ModuleError as error:
+        error.add_note("A check has to call it so: return a function that pads its inputs, and cuts what was padded.")
+        raise
+    finally:
+        subject.model.assign(subject.values)
+
+
+def _eps_of(probe: Probe, answer: np.ndarray) -> float:
+    """The eps with which the reference answers a probe as the module does: seen where activations are small beside it,
+    and not in a module that computes its norms in float32 beside large ones."""
+    parameters = probe.exact
+    row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
+
+    def error(eps: float) -> float:
+        with np.errstate(all="ignore"):
+            made = transformer(dataclasses.replace(probe.config, norm_eps=eps), parameters, **row)
+        return difference(made, answer[:1])
+
+    return settle(minimize(error, LEAST_EPS, MOST_EPS), error, USUAL_EPS)
 
 
 def _as_usual(

@@ -92,7 +92,7 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
     head = _head(rest, heard.output, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
-    split = _split(found, lengths)
+    split = _split(_of_width(found, width), lengths)
     biases = {one.bias_name.partition("[")[0] for one in maps if one.bias_name is not None}
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
@@ -112,6 +112,27 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     return Parts(heard, stacks, head, causal)
 
 
+def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
+    """The sublayers; raises `FitError` for one that is read as what could not be added to the residual."""
+    for index, each in enumerate(found):
+        made = each.result[1].shape[-1]
+        if made != width:
+            raise FitError(
+                f"Sublayer {index} ({tensor_of(each)}) is read as one whose result has {made} features, and the "
+                f"residual has {width}; expected attention, a gated delta network or Mamba-2, and feed-forwards."
+            )
+    return found
+
+
+def tensor_of(sublayer: Sublayer) -> str:
+    """The module's name of the first tensor of a sublayer."""
+    if isinstance(sublayer, Attention):
+        return sublayer.query.name
+    if isinstance(sublayer, Experts):
+        return next(iter(sublayer.names))
+    return sublayer.ups[0].name if isinstance(sublayer, FeedForward) else sublayer.output.name
+
+
 def _streams(
     embedded: Sequence[np.ndarray],
     named: dict[str, list[tuple[str, Sublayer]]],
@@ -124,6 +145,7 @@ def _streams(
     options: list[Stream | None] = [None]
     for name in memories:
         options = list(Walk(embedded[0], named[name], None, heard.operations).streams(norms))
+    reached = 0
     for first in options:
         used = {each for norm in first.norms.values() for each in norm.names} if first else set()
         memory = None if first is None else first.output
@@ -135,9 +157,12 @@ def _streams(
                 getattr(first, each) == getattr(second, each) for each in ("position", "embedding_norm", "final_norm")
             ):
                 return {memories[0]: first, last: second}
+        reached = max(reached, walk.reached)
+    name, sublayer = named[last][reached] if named[last] else (last, None)
+    at = f" at {name} ({tensor_of(sublayer)})" if sublayer is not None else ""
     raise FitError(
-        f"The sublayers of the {last} are connected by no residuals and norms of ours (norms before, behind or around "
-        "each sublayer; layer, RMS or batch norms)."
+        f"The sublayers of the {last} are connected{at} by no residuals and norms of ours (norms before, behind or "
+        "around each sublayer; layer, RMS or batch norms)."
     )
 
 

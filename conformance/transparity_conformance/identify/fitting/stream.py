@@ -85,6 +85,8 @@ class Walk:
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
     """The encoder's output, for a decoder with one."""
+    reached: int = 0
+    """The most sublayers that are read as any way has them."""
 
     @property
     def width(self) -> int:
@@ -109,7 +111,8 @@ class Walk:
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
         """The stream behind the last sublayer; None if the places of the norms are wrong."""
         entered, attended, added = x, x, np.zeros_like(x)
-        for name, sublayer in self.sublayers:
+        for index, (name, sublayer) in enumerate(self.sublayers):
+            self.reached = max(self.reached, index)
             given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
             is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
             if not is_beside:  # else it is a branch beside the attention before it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -221,14 +221,17 @@ def _plain_attention(
 ) -> Attention:
     """An attention whose context is read as it is by the output."""
     heads = softmax.weights.shape[1]
-    separate = _separate(list(projections), output.weight.shape[1])
-    for value in reversed(separate):
-        query, key = (one for one in separate if one is not value)
-        if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
-            query, key = key, query
-        made = Attention(softmax, query, key, value, output, begins)
-        if is_same(_context(made), output.given):
-            return made
+    width = output.weight.shape[1]
+    packed = list(_by_head(projections[0], heads, width // heads)) if len(projections) == 1 else []
+    for separate in (_separate(list(projections), width), *packed):
+        for value in reversed(separate):
+            query, key = (one for one in separate if one is not value)
+            if len(key.weight) > len(query.weight) or (keys_first and len(key.weight) == len(query.weight)):
+                query, key = key, query
+            names = (query.name, query.bias_name) if separate in packed else ()
+            made = Attention(softmax, query, key, value, output, begins, None, tuple(filter(None, names)))
+            if is_same(_context(made), output.given):
+                return made
     raise FitError(f"The context of an attention with {heads} heads is no sum of a projection's values; {_FORMS}")
 
 
@@ -258,6 +261,16 @@ def _gated(
         names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
         return Attention(softmax, query, key, value, output, begins, gate, names)
     return None
+
+
+def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
+    """Query, key and value of a map that has them head by head, or group by group: the queries, a key and a value."""
+    for groups in range(1, heads + 1):
+        size = heads // groups + 2
+        if heads % groups or len(packed.weight) != groups * size * head_dim:
+            continue
+        rows = np.arange(len(packed.weight)).reshape(groups, size, head_dim)
+        yield [packed.rows(each.ravel()) for each in (rows[:, :-2], rows[:, -2], rows[:, -1])]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:

@@ -16,6 +16,7 @@ from transparity_conformance.identify.alignment.values.loops import stacked
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.matching.values import within_sequence
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
@@ -25,8 +26,9 @@ SPREAD = 0.3
 first values, the time steps of a recurrence are so short, and its states decay so fast, that nothing shows."""
 
 
-Loops = Literal["none", "rows", "heads"]
-"""What a model computes one at a time: nothing, the rows of a batch, or heads (and perhaps rows)."""
+Loops = Literal["none", "batch second", "rows", "heads"]
+"""What a model computes one at a time: nothing, the rows of a batch, or heads (and perhaps rows); or nothing, with the
+positions before the rows."""
 
 KERNEL = 4
 """The axes of the kernel of a convolution over images: features, channels, height, width."""
@@ -37,6 +39,9 @@ MOST_HEADS = 64
 
 class FitError(PortError):
     """A port is nothing that can be fitted."""
+
+    known: Mapping[str, Any] = {}
+    """The fields that were found before."""
 
 
 class ForeignError(FitError):
@@ -137,15 +142,24 @@ class FittedModel:
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Go on in float64, if the model then answers `inputs`."""
+        """Go on in float64, if the model then answers `inputs`, and as before: a fused kernel may read a mask that it
+        makes in float32 as if it were float64."""
         if self.is_low:  # it is wide already, or cannot be
             return
+        before = self.call(inputs)
         try:
-            if call_port(self.model.widen) and self.call(inputs).dtype == np.float64:
-                return
+            if call_port(self.model.widen):
+                after = self.call(inputs)
+                if after.dtype == np.float64 and Recorded((), after).agree(after, before):
+                    return
         except PortError:
             pass
         self.model.narrow()
+
+    def narrow(self) -> None:
+        """Go back to the precision that the module was made in, unless it computes in no other."""
+        if not self.is_low:
+            self.model.narrow()
 
     def takes(self, inputs: Arrays) -> bool:
         """Return whether the model answers."""
@@ -168,12 +182,25 @@ class FittedModel:
                 output, operations = call_port(self.model.listened, **named)
             else:
                 output, operations = call_port(listen, lambda: self.model(**named))
-        if self.loops != "none":
+        operations = within_sequence(operations, self.lengths(inputs).values())
+        if self.loops == "batch second":
+            operations = [dataclasses.replace(each, value=self._rows_first(each.value, inputs)) for each in operations]
+        elif self.loops != "none":
             operations = self._together(operations, inputs)
         return RecordedCall(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))
 
     def _named(self, inputs: Arrays) -> Arrays:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
+
+    def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
+        """A value whose first axes are (positions, rows), or both in one, with the rows first."""
+        for name, length in self.lengths(inputs).items():
+            rows = len(inputs[name])
+            if value.shape[:2] == (length, rows):
+                return value.swapaxes(0, 1)
+            if value.shape[:1] == (length * rows,) and value.ndim == 2:
+                return value.reshape(length, rows, -1).swapaxes(0, 1).reshape(value.shape)
+        return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
         """The operations with those of all heads and rows put together, the rows first."""

@@ -98,6 +98,11 @@ class Audit:
             found[each.name] = min(found.get(each.name, each.outcome), each.outcome, key=WORST_FIRST.index)
         return [name for name, worst in found.items() if worst == outcome]
 
+    def _told(self, outcome: Outcome) -> list[str]:
+        """The names of the fields with an outcome; of a field that is not obeyed, with what the port did."""
+        does = {each.name: each.says for each in reversed(self.fields) if each.outcome == outcome and outcome in CAUSES}
+        return [f"{name} ({does[name]})" if does.get(name) else name for name in self.fields_with(outcome)]
+
     def tensors_with(self, outcome: str) -> list[str]:
         """The names of the tensors with an outcome."""
         return [each.name for each in self.tensors if each.outcome == outcome]
@@ -119,7 +124,7 @@ class Audit:
     @property
     def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
         """Of the fields and of the tensors: the file, the noun, their number, the names by outcome, and the rest."""
-        fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
+        fields = {says: self._told(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})
         return (

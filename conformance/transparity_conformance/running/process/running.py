@@ -12,6 +12,7 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
+from transparity.taps import lengths_of
 from transparity.text import MESSAGE
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
@@ -24,6 +25,7 @@ from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.values import within_sequence
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.text import VALUE, listed, safe
@@ -134,11 +136,12 @@ def run_listening(
 
     A port in a process of its own is listened to in all frameworks that are imported there. Operations whose values
     would go beyond half of the largest answer of a process are left out. The taps may differ in rounding from those of
-    `run` where listening turns a compiler off (`jit`, `torch.compile`).
+    `run` where listening turns a compiler off (`jit`, `torch.compile`). What is in a buffer is cut to the sequence.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
-    return _known(returned, probe, logits_only=False), operations
+    lengths = lengths_of(probe.config, probe.inputs).values()
+    return _known(returned, probe, logits_only=False), within_sequence(operations, lengths)
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:

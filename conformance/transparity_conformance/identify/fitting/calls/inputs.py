@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -11,18 +10,24 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.identify.fitting.calls.kernels import frame_shapes, image_shapes
 from transparity_conformance.identify.fitting.calls.signals import image_embedding
-from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ModuleError, RecordedCall
+from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
 """Lengths of a source, or of a lone stack's tokens, and of a target, the first that the module takes."""
 
+MULTIPLES = (64, 128)
+"""Lengths that are multiples of what a model may cut them into."""
+
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 """Names of a source that is audio."""
 
 FIRST, LAST = 12, 4
 """Tokens at the two ends of a large vocabulary that are tried as padding."""
+
+MOST = 512
+"""Rows of a table that may be one for each position of the only length that a module takes."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
@@ -38,14 +43,17 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     try:
         return _of_tokens(subject)
     except FitError as error:
-        if not subject.values:
+        if not subject.values or "attention_mask" in subject.names:  # it hides tokens
             raise
         # what takes one input, or two, does not say that the first is an image, or audio
         other = _as_image if subject.inputs == ("tokens",) else _with_frames
-        with contextlib.suppress(FitError):
+        try:
             return other(subject)
+        except FitError as instead:
+            what = "images" if other is _as_image else "frames of audio and tokens"
+            note = "" if str(instead) in (NO_IMAGES, NO_FRAMES) else f" It was also called with {what}: {instead}"
         subject.positions = {}
-        raise error
+        raise FitError(f"{error}{note}") from error
 
 
 def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
@@ -87,7 +95,9 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
         subject.call(plain)
         return sizes, plain
 
-    return _first_taken(LENGTHS, taken)
+    of_tables = {each.shape[0] for each in subject.values.values() if each.ndim > 1 and each.shape[0] <= MOST}
+    lengths = (*LENGTHS, *((each, each) for each in (*MULTIPLES, *sorted(of_tables))))
+    return _first_taken(dict.fromkeys(lengths), taken)
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
@@ -97,7 +107,9 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
     for each in options:
         try:
             return taken(each)
-        except ModuleError as error:
+        except ForeignError:
+            raise
+        except FitError as error:
             errors.append(error)
     raise errors[min(1, len(errors) - 1)]
 

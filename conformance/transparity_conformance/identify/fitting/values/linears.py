@@ -35,10 +35,12 @@ class Linear:
 
     def part(self, begin: int, end: int) -> Linear:
         """The same map to some of its features."""
-        bias = None if self.bias is None else self.bias[begin:end]
-        return Linear(
-            self.at, self.given, self.made[:, begin:end], self.weight[begin:end], self.name, bias, self.bias_name
-        )
+        return self.rows(slice(begin, end))
+
+    def rows(self, chosen: slice | np.ndarray) -> Linear:
+        """The same map to the chosen features."""
+        bias = None if self.bias is None else self.bias[chosen]
+        return dataclasses.replace(self, made=self.made[:, chosen], weight=self.weight[chosen], bias=bias)
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
@@ -99,7 +101,7 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        for name, matrix in matrices.items():
+        for name, matrix in matrices.items() if x.any() else ():  # any map makes its bias of zeros
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
                 if x.size % into or made.size * into != x.size * out or not _is_last(x, into):

@@ -1,0 +1,92 @@
+"""Proofs: a model with weights of ours is right if its logits agree on the probes of a check."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_conformance.identify.alignment.heard import wrong_logits
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import format_share
+from transparity_conformance.report.report import Divergence
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What a model answers on probes, beside the reference."""
+
+    probes: Mapping[str, Probe]
+    answers: Mapping[str, np.ndarray]
+
+    @functools.cached_property
+    def misshapen(self) -> str | None:
+        """The first probe of which the answer has another shape."""
+        expected = {key: probe.oracle.expected["logits"].shape for key, probe in self.probes.items()}
+        return next((key for key, answer in self.answers.items() if answer.shape != expected[key]), None)
+
+    @functools.cached_property
+    def wrong(self) -> Divergence | None:
+        """The divergence of the logits on the probe where it is largest; None if they are right, or of another
+        shape."""
+        return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
+
+    @property
+    def share(self) -> float:
+        """The largest difference of the logits as a share of the budget, if it is more than 1; else 0."""
+        if self.misshapen is not None:
+            return math.inf
+        return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
+
+    @property
+    def difference(self) -> str | None:
+        """How far the logits are from the reference's; None if they agree on every probe."""
+        if (key := self.misshapen) is not None:
+            expected = self.probes[key].oracle.expected["logits"].shape
+            return f"they have the shape {self.answers[key].shape}, expected {expected}"
+        if self.wrong is None:
+            return None
+        return f"by {format_share(self.share)} the budget on the probe {self.wrong.probe}"
+
+
+def own_probes(config: TransformerConfig) -> dict[str, Probe]:
+    """The probes of a check that have the sizes of the configuration."""
+    return {key: probe for key, probe in probes_of(config, "config").items() if probe.config == config and key != "hot"}
+
+
+def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -> Proof:
+    """Run a model on probes."""
+    return Proof(probes, {key: answer(probe) for key, probe in probes.items()})
+
+
+def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
+    """The tensors of a model with other values, and the parameters that it then has.
+
+    Args:
+        tensors: the tensors, each in memory of its own.
+        parameters: ours, of which most are views of them; the others stay as they are.
+        values: the values of the parameters.
+    """
+    written = {name: value.copy() for name, value in tensors.items()}
+    views = {name: _view(each, tensors, written) for name, each in parameters.items()}
+    for name, view in views.items():
+        if view is not None:
+            view[...] = values[name]
+    return written, {
+        name: parameters[name] if view is None else view.astype(np.float32) for name, view in views.items()
+    }
+
+
+def _view(parameter: np.ndarray, tensors: Arrays, written: Arrays) -> np.ndarray | None:
+    """The numbers of a parameter in the tensors that are written; None if it is no view."""
+    for name, tensor in tensors.items():
+        if np.may_share_memory(parameter, tensor):
+            offset = parameter.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]
+            return np.ndarray(parameter.shape, parameter.dtype, written[name], offset, parameter.strides)
+    return None

@@ -134,8 +134,7 @@ def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None
-    used: np.ndarray = (value > 0).reshape(-1, value.shape[-1]).any(0)
-    return used
+    return np.asarray((value > 0).reshape(-1, value.shape[-1]).any(0))
 
 
 def _cut(value: np.ndarray, buffers: dict[int, np.ndarray]) -> np.ndarray:

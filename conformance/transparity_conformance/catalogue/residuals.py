@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -77,6 +78,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("residual-source", "sequential", patch=_normed_behind_attention)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
+    if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
+        yield fault(
+            "layer-missing", "skipped", patch=lambda state, site, value: layer_input(state, site[: -len(".output")])
+        )
     if site == "logits" and config.head in ("logits", "classes"):
         for name, shifted in LOGIT_SHIFTS.items():
             yield fault("logit-shift", name, patch=partial(_shifted, shifted))

@@ -95,7 +95,7 @@ def test_there_are_as_many_trials_as_promised() -> None:
     assert sum(bug.control for bug in ROWS) >= 110
     assert len({bug.causes[0] for bug in ROWS if kind_of(bug) == "fault"}) >= 115
     assert sum(kind_of(bug) in ("uncatalogued", "odd") for bug in ROWS) >= 45
-    assert {each.kind for each in MEASURES} | {"draft"} == set(KINDS)
+    assert {each.kind for each in MEASURES} - {""} == set(KINDS)
 
 
 def test_several_bugs_change_lines_and_taps_of_their_own() -> None:

@@ -79,13 +79,15 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
-        yield fault(
-            "layer-missing", "skipped", patch=lambda state, site, value: layer_input(state, site[: -len(".output")])
-        )
+        yield fault("layer-missing", "skipped", patch=_skipped)
     if site == "logits" and config.head in ("logits", "classes"):
         for name, shifted in LOGIT_SHIFTS.items():
             yield fault("logit-shift", name, patch=partial(_shifted, shifted))
         yield fault("probabilities", "softmax", patch=partial(_shifted, softmax))
+
+
+def _skipped(state: WalkState, site: str, value: Value) -> Value:
+    return layer_input(state, site.removesuffix(".output"))
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"

@@ -110,11 +110,12 @@ def _by_answer(
     Activations that are wrong with it all the same make no difference to the answer, or were taken for others. An
     explanation of a segment by the same faults is kept.
     """
-    wrong = {each: answer.wrong_with(results, faulty, each) for each in every[:BEAM]}
-    ranked = sorted(wrong, key=lambda each: len(wrong[each]))
-    if not ranked or not {*wrong[ranked[0]]} <= {*answer.found}:
+    wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
+    wrong.sort(key=lambda each: len(each[0]))
+    if not wrong or not {*wrong[0][0]} <= {*answer.found}:
         return ()
-    told, probes = ranked[0], {result.probe.name: result.probe for result in results.values()}
+    told, ranked = wrong[0][1], [each for _, each in wrong]
+    probes = {result.probe.name: result.probe for result in results.values()}
     elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:

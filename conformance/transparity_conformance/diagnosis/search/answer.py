@@ -110,12 +110,10 @@ class Answer:
                     self.clock.walk()
                     if self.segment.vanishes(chosen):
                         return chosen
-            for ids in {frozenset(new): 0, frozenset(kinds): 0}:
-                if ids not in self.tried and (
-                    chosen := self._with_one_more([kinds[each] for each in kinds if each in ids])
-                ):
-                    return chosen
-                self.tried.add(ids)
+        for these in {frozenset(new), frozenset(kinds)} - self.tried:
+            self.tried.add(these)
+            if chosen := self._with_one_more([kinds[each] for each in kinds if each in these]):
+                return chosen
         return ()
 
     def _with_one_more(self, kinds: Sequence[Sequence[Hypothesis]]) -> Combination:

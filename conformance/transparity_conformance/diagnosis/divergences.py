@@ -112,7 +112,7 @@ def _by_answer(
     """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
-    if not wrong or not {*wrong[0][0]} <= {*answer.found}:
+    if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
         return ()
     told, ranked = wrong[0][1], [each for _, each in wrong]
     probes = {result.probe.name: result.probe for result in results.values()}
@@ -171,7 +171,7 @@ def _by_segment(
         divergences.append(_divergence(results, tap, explanations[tap], dtype))
         if explanations[tap].remains:
             divergences.append(_remaining(segment, known))
-        elif answer and (fewest := answer.fewest_of(known, explanations[tap].chosen)):
+        elif answer and (new := explanations[tap].chosen) and (fewest := answer.fewest_of(known, new)):
             return divergences, explanations, fewest
     return divergences, explanations, ()
 

@@ -10,13 +10,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 import numpy as np
 
-from transparity_conformance.catalogue import widest
-from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue import faults_at
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, groups
 from transparity_conformance.diagnosis.locate import candidate_sites
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
@@ -83,13 +83,15 @@ class Answer:
     def single(self) -> Combination:
         """Find the single faults that give the answer, made wherever possible, and return the first; of a large model,
         where each takes long, none."""
-        search = Search.at(self.segment, self.sites, (), self.clock.part(), only_wide=True)
-        self.singles = [] if self.is_large else _result(search, 1)
+        self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
         """Find the combinations of at most two faults that give the answer, the preferred first."""
-        return _result(self.search, PAIR)
+        with contextlib.suppress(OutOfTime):
+            found, remains = self.search.run([], PAIR)
+            return [] if remains else found
+        return []
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
         """List the activations of a port that are wrong with these faults in the reference; without them those that are
@@ -98,45 +100,62 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """The fewest of the faults of several places that give the answer, made there or wherever possible, with one of
-        the `last` place among them, or these and one fault more; none if even all of them do not."""
-        kinds = {each.fault.id: [other for other in told if other.fault.id == each.fault.id] for each in told}
+        """The fewest of the faults of several places that give the answer, with one of the `last` place among them, or
+        these and one fault more; none if even all of them do not.
+
+        They are made where they were found, or at any group of taps with these among them.
+        """
+        kinds = {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}
         new = {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
-        every = (ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids})
+        every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
         with contextlib.suppress(OutOfTime):
             for ids in every:
-                for chosen in self._as_wide([kinds[each] for each in ids]):
-                    self.clock.walk()
+                for chosen in self._widened([kinds[each] for each in ids]):
+                    if not self.segment.is_near(self.search.screen, chosen):
+                        break
                     if self.segment.vanishes(chosen):
                         return chosen
-        for these in {frozenset(new), frozenset(kinds)} - self.tried:
-            self.tried.add(these)
-            if chosen := self._with_one_more([kinds[each] for each in kinds if each in these]):
-                return chosen
+            for these in {frozenset(new), frozenset(kinds)} - self.tried:
+                self.tried.add(these)
+                known = self._widened([kinds[each] for each in kinds if each in these])[0]
+                if found := self._beside(known):
+                    return (*known, *found[0])
         return ()
 
-    def _with_one_more(self, kinds: Sequence[Sequence[Hypothesis]]) -> Combination:
-        """Faults that were found, wherever they can be made, with one more that gives the answer; none if none does."""
-        *_, wide = self._as_wide(kinds)
-        found = _result(Search.at(self.segment, self.sites, wide, self.clock.part(), only_wide=True), 1)
-        return (*wide, *found[0]) if found else ()
+    def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
+        """Faults in every width, those first that leave least."""
+        made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
+        rests = [self._left(each) for each in made]
+        return [made[index] for index in np.argsort(rests, kind="stable")]
 
-    def _as_wide(self, chosen: Sequence[Sequence[Hypothesis]]) -> Iterator[Combination]:
-        """Faults where they were found, and each wherever it can be made."""
-        yield tuple(each for kind in chosen for each in kind)
-        yield tuple(self._widest(kind[0]) for kind in chosen)
+    def _left(self, chosen: Combination) -> float:
+        self.clock.walk()
+        return self.segment.rms(self.search.screen, chosen)
 
-    def _widest(self, hypothesis: Hypothesis) -> Hypothesis:
-        fault, config = hypothesis.fault, self.search.screen.config
-        same = [each for each in self._everywhere if (each.fault.id, each.fault.variant) == (fault.id, fault.variant)]
-        made = [(each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None]
-        numbers = [Hypothesis(fault, sites) for name, sites in made if name == fault.id]
-        return max([hypothesis, *same, *numbers], key=lambda each: len(each.sites))
+    def _widths(self, found: Combination) -> list[Combination]:
+        """A fault where it was found, and at every group of taps that has these among it."""
+        fault, sites = found[0].fault, {site for each in found for site in each.sites}
+        alike = {(each.fault.id, each.fault.variant) for each in found}
+        wide = groups(self._possible(fault)) if len(alike) == 1 else []
+        return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
-    @functools.cached_property
-    def _everywhere(self) -> list[Hypothesis]:
-        return widest(self.search.candidates)
+    def _possible(self, fault: Fault) -> list[str]:
+        """The taps at which a fault can be made."""
+        config = self.search.screen.config
+        made = ((each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None)
+        numbers = [site for name, sites in made for site in sites if name == fault.id]
+        kind = fault.id, fault.variant
+        return numbers or [
+            site for site in self.sites if any((each.id, each.variant) == kind for each in faults_at(config, site))
+        ]
+
+    def _beside(self, known: Combination) -> list[Combination]:
+        """The single faults that give the answer beside those that are known, made wherever possible."""
+        with contextlib.suppress(OutOfTime):
+            clock = self.clock if known else self.clock.part()
+            return Search.at(self.segment, self.sites, known, clock, only_wide=True).singles()
+        return []
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
         """Return whether the answer follows from faults and from the port's own values at the `given` taps, on every
@@ -145,11 +164,3 @@ class Answer:
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
         return bool(having) and segment.vanishes(chosen)
-
-
-def _result(search: Search, most: int) -> list[Combination]:
-    """The combinations of at most `most` faults with which nothing remains."""
-    with contextlib.suppress(OutOfTime):
-        found, remains = search.run([], most)
-        return [] if remains else found
-    return []

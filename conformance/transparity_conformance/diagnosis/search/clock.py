@@ -19,8 +19,8 @@ WALKS = 20_000
 CANDIDATES = 300
 """About as many are tried at a segment before there is none left."""
 
-STAGES = 3
-"""The logits are searched, then the operations, then the segments."""
+STAGES = 4
+"""The logits are searched, then the operations, then the segments, then what the logits and the segments lack."""
 
 STEP = 0.1
 """Seconds between two announcements of progress."""

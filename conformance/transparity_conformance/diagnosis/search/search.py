@@ -144,6 +144,14 @@ class Search:
             best = self._beam(made, numbers)
         return (of_one_size or self.partial()), True
 
+    def singles(self) -> list[Combination]:
+        """Return the single faults that explain every probe, of the catalogue or with a number, the preferred first."""
+        for ranked in (self._ranked, self._numbered([()])):
+            found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
+            if found and not remains:
+                return found
+        return []
+
     def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
         """The combinations to extend. Of logits alone: the two best numbers, and faults made wherever possible."""
         if self.segment.is_whole_model:

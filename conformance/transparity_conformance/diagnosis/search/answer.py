@@ -144,7 +144,7 @@ class Answer:
         """The taps at which a fault can be made."""
         config = self.search.screen.config
         made = ((each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None)
-        numbers = [site for name, sites in made for site in sites if name == fault.id]
+        numbers = [*dict.fromkeys(site for name, sites in made for site in sites if name == fault.id)]
         kind = fault.id, fault.variant
         return numbers or [
             site for site in self.sites if any((each.id, each.variant) == kind for each in faults_at(config, site))

@@ -48,9 +48,7 @@ class Answer:
         self.tried: set[frozenset[str]] = set()
 
     @classmethod
-    def of(
-        cls, probes: Mapping[str, Probe], actual: Mapping[str, Arrays], dtype: str, clock: Clock, ranks: int
-    ) -> Self:
+    def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
         """The answer of a port that was run on `probes`."""
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]

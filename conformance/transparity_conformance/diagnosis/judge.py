@@ -68,13 +68,11 @@ def judge(
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
-        port, dtype: Its name in the report; the precision whose budgets apply.
-        logits_only: Ignore all activations but the logits.
+        port, dtype, logits_only: Its name; the precision whose budgets apply; ignore all but the logits.
         not_compared, repeated: Further lines for the report; the comparison of two runs on the same tokens, if any.
-        clock: The time for the search for causes; by default `BUDGET` seconds.
-        located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
-        needs_logits: Whether a probe without logits is left out; else it is compared, and cannot agree.
-        answer: The logits of a port of which taps were found by value, and what is known to explain them.
+        clock, located: The time for the search for causes (`BUDGET` seconds); receives divergences before it.
+        ranks, needs_logits: Those of a port that is right on one, else 1; leave out a probe without logits.
+        answer: The logits, and what is known to explain them, where taps were found by value.
 
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import Impossible
-from transparity_conformance.identify.alignment.features import reordered
 from transparity_conformance.identify.alignment.flow import flow_of
 from transparity_conformance.identify.alignment.found import Found, Matches
 from transparity_conformance.identify.alignment.gaps import between, repeated
@@ -21,7 +20,7 @@ from transparity_conformance.identify.alignment.known_faults import (
     made_by_a_fault,
     may_be_chosen,
 )
-from transparity_conformance.identify.alignment.moved import further_on, only_passed, rearranged
+from transparity_conformance.identify.alignment.moved import further_on, only_passed, rearranged, reordered
 from transparity_conformance.matching.layout import Layout
 from transparity_conformance.matching.recorded import Match, Recorded
 from transparity_conformance.oracle.near_ties import is_choice

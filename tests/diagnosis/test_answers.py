@@ -71,16 +71,16 @@ def test_nothing_is_told_that_does_not_give_the_answer(probes: dict[str, Probe])
     assert answer_of(probes, computed(probes, *WRONG)).fewest_of(false, false) == ()
 
 
-def test_an_activation_that_was_taken_for_another_explains_nothing(probes: dict[str, Probe]) -> None:
+def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str, Probe]) -> None:
     actual = computed(probes, WRONG[0])
-    answer, taken = answer_of(probes, actual), "decoder.layers.0.self_attention.query"
+    answer, taken = answer_of(probes, actual), {"decoder.layers.0.self_attention.query", "decoder.output"}
     for taps in actual.values():
-        taps[taken] = taps[taken][..., ::-1].copy()
+        taps |= {tap: taps[tap][..., ::-1].copy() for tap in taken}
     results = results_of(probes, actual)
     faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
     answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
     answer.single()
     told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
-    assert taken in faulty and taken not in [each.where for each in told]
+    assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
     assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
     assert all(cause.residual <= each.budget for each in told for cause in each.causes)

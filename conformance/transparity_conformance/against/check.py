@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, UsageError, shown
-from transparity_conformance.against.compare import Answer
-from transparity_conformance.against.probes import probes_of, read_inputs, taken
+from transparity_conformance.against.probes import Answer, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from transparity_conformance.against.rounding import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import Known, agreeing, apart, fingerprint
+from transparity_conformance.matching.values import Known, agreeing, apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +25,19 @@ class Comparison:
 
     changes: Mapping[int, Change]
     values: Values
-    matched: Mapping[int, Sequence[int]]
-    """The reference's values that have the numbers of each operation of the port."""
+    have: Mapping[int, Sequence[int]]
+    """The port's operations that have the numbers of each value of the reference."""
     lost: Sequence[int]
     """Operations of the port that lead to nothing that is matched."""
     agrees: bool
     """Whether the answers are equal."""
     shares: Mapping[int, float]
     """The tolerance of each value of this run, relative to its largest number."""
+
+    @functools.cached_property
+    def matched(self) -> Mapping[int, Sequence[int]]:
+        """The reference's values that have the numbers of each operation of the port."""
+        return _turned(self.have)
 
 
 class Comparer:
@@ -62,14 +68,24 @@ class Comparer:
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
         """Run the reference with changes, and match its values with the port's."""
-        program, within = self.program, within or self._shares
-        values = program.run(changes) if changes else program.values
-        matched: dict[int, list[int]] = {}
-        for index, value in values.items():
+        values = self.program.run(changes) if changes else self.program.values
+        return self._matched(changes, values, values, {}, within or self._shares)
+
+    def _matched(
+        self,
+        changes: Mapping[int, Change],
+        values: Values,
+        again: Iterable[int],
+        have: dict[int, Sequence[int]],
+        within: Mapping[int, float],
+    ) -> Comparison:
+        """Match the values that were computed again; `have` are the matches of the others."""
+        program = self.program
+        for index in again:
             if program.maker.get(index, -1) in self.relevant or index in program.given:
-                for operation in self._known.among(fingerprint(value), within.get(index, 0.0)):
-                    matched.setdefault(operation, []).append(index)
-        return Comparison(changes, values, matched, self._lost(matched), self.is_answer(values, within), within)
+                have[index] = self._known.equal_to(values[index], within.get(index, 0.0))
+        found = {operation for operations in have.values() for operation in operations}
+        return Comparison(changes, values, have, self._lost(found), self.is_answer(values, within), within)
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
         """Return whether the port gives the answer of a run."""
@@ -80,10 +96,16 @@ class Comparer:
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         return float(apart(ours, theirs, self.kept).max())
 
-    def tried(self, changes: Mapping[int, Change], within: Mapping[int, float]) -> Comparison | None:
-        """Compare with changes; None if they fail: then the port did not make them."""
+    def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
+        """Compare with changes, after a comparison with some of them; None if they fail: then the port did not make
+        them."""
+        other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
-            return self.compared(changes, within)
+            if not since.changes.keys() <= changes.keys():
+                return self.compared(changes, since.shares)
+            values, again = self.program.again(other, since.values, changes)
+            have = {index: found for index, found in since.have.items() if index not in again}
+            return self._matched(changes, values, again, have, since.shares)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return None
 
@@ -116,13 +138,28 @@ class Comparer:
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
+    def codes(self, now: Comparison, operation: int) -> set[Any]:
+        """Return the functions that run the counterparts of an operation of the port."""
+        makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
+        return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
+
     def missing(self, now: Comparison) -> set[int]:
         """Return the reference's steps that lead to nothing that is matched."""
-        have = {index for indices in now.matched.values() for index in indices}
-        steps = self.program.steps
+        steps, have = self.program.steps, now.have
         return leading_nowhere(
-            self.relevant, lambda number: not have.isdisjoint(steps[number].outputs), self.program.readers_of
+            self.relevant,
+            lambda number: any(have.get(index) for index in steps[number].outputs),
+            self.program.readers_of,
         )
+
+
+def _turned(have: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """The values by the operations that have their numbers."""
+    found: dict[int, list[int]] = {}
+    for index in sorted(have):
+        for operation in have[index]:
+            found.setdefault(operation, []).append(index)
+    return found
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison
-from transparity_conformance.against.edits.edit import Edit
+from transparity_conformance.against.edits.edit import Edit, common_place
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
-from transparity_conformance.listening.program import Change, Step
+from transparity_conformance.listening.program import Change, Program, Step
 from transparity_conformance.matching.layout import layouts
 from transparity_conformance.matching.values import HUGE
 
@@ -23,6 +23,8 @@ from transparity_conformance.matching.values import HUGE
 class Departure:
     """One place where the port departs from the reference."""
 
+    by: Departures
+    """What found it, in one call."""
     operation: int
     """The port's first operation there."""
     step: Step
@@ -38,6 +40,35 @@ class Departure:
     made: Any = None
     """The port's value from which the reference continued, without an edit."""
 
+    @property
+    def port_line(self) -> Source | None:
+        """The line of the port."""
+        return self.by.port_line(self)
+
+    @property
+    def reference_line(self) -> Source | None:
+        """The line of the reference."""
+        return self.by.reference_line(self)
+
+    @property
+    def only_in(self) -> list[str]:
+        """The modules whose steps were edited, if the same line runs in others, too, where it was right."""
+        program, relevant = self.by.comparer.program, self.by.comparer.relevant
+        edited = {program.steps[number].module for number in self.steps}
+        others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
+        return sorted(edited) if edited < others else []
+
+    def steps_in(self, program: Program) -> Sequence[int]:
+        """Return its steps in another call: those at the same sites, in the same layers."""
+        own, found = self.by.comparer.program, list[int]()
+        if own is program:
+            return self.steps
+        for number in self.steps:
+            site = own.steps[number].site
+            order, places = own.places[site].index(number), program.places.get(site, ())
+            found += places[order : order + 1]
+        return found
+
     def with_other(self, number: int) -> Departure:
         """Return the departure with another edit that explains it as well, and those behind it as others."""
         other, rest = self.others[number], self.others[number + 1 :]
@@ -47,28 +78,39 @@ class Departure:
 class Departures:
     """Finds the departures of one call, the first first."""
 
-    def __init__(self, comparer: Comparer, search: EditSearch) -> None:
-        self.comparer, self.search = comparer, search
+    def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
+        self.comparer, self.search, self.has_others = comparer, search, has_others
+        """`has_others`: whether the call was recorded in other ways, too, which may run with more edits."""
 
-    def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained."""
+    def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
+        """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained.
+
+        Args:
+            before: departures of another call, whose edits are made here, too.
+        """
         found: list[Departure] = []
-        now: Comparison = self.comparer.compared({})
+        now: Comparison = self.comparer.compared(self.changes_of(before))
+        now = self.comparer.measured(now) if before else now
         while not now.agrees:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:
                 break
-            explanations = [] if self._is_known(steps, found) else self.search.explanations(now, port, steps)
+            explanations = (
+                [] if self._is_known(steps, [*before, *found]) else self.search.explanations(now, port, steps)
+            )
             if explanations:
                 found.append(self._explained(explanations, now, port))
                 now = explanations[0].after
                 continue
+            if self.search.failed and self.has_others:
+                break
             departure, after = self._continued(now, port, steps)
             found.append(departure)
             if after is None:
                 break
             now = after
-        return (self._fewest(found, now), now) if now.agrees else (found, now)
+        found = self._fewest(found, now) if now.agrees and not before else found
+        return found, now
 
     def _is_known(self, steps: Sequence[int], found: Sequence[Departure]) -> bool:
         """Return whether a line was found before, in another layer, and nothing explained it."""
@@ -79,10 +121,35 @@ class Departures:
         first, *rest = explanations
         others = {each.edit.says: each for each in rest if each.worth == first.worth}
         others.pop(first.edit.says, None)
-        lost = set(first.after.lost)
-        last = len(self.comparer.port.operations) - 1
-        operation = next((index for index in port if index not in lost), port[0] if port else last)
-        return Departure(operation, first.step, first.edit, first.steps, tuple(others.values()), now.matched.keys())
+        operation = self._operation(first, now, port)
+        return Departure(
+            self,
+            operation,
+            first.step,
+            first.edit,
+            first.steps,
+            tuple(others.values()),
+            now.matched.keys(),
+        )
+
+    def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
+        """Return the port's operation that an edit explains: the first that it gives a counterpart, before it the one
+        behind which a step is left out, or the first that the reference has nowhere."""
+        comparer, after = self.comparer, found.after
+        explained = set(now.lost) - set(after.lost)
+        first = next((index for index in port if index in explained), port[0] if port else -1)
+        if first not in after.matched:
+            names = {comparer.program.steps[number].name for number in comparer.missing(now)}
+            unlike = (index for index in sorted(explained) if comparer.port.operations[index].name not in names)
+            return next(unlike, first % len(comparer.port.operations))
+        if found.edit.kind != "left out":
+            return first
+        # a function that leaves its last step out returns what it was given
+        left_out = common_place(found.edit.steps(comparer.at(found.step.number)))
+        behind = comparer.codes(after, first)
+        givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
+        in_function = (index for index in givers if left_out and left_out[0] in comparer.codes(now, index) - behind)
+        return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
         """Leave out edits without which as much of the port is explained, perhaps with another edit of another
@@ -90,7 +157,7 @@ class Departures:
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
-                after = self.comparer.tried(self.changes_of(tried), now.shares)
+                after = self.comparer.tried(self.changes_of(tried), now)
                 if after is not None and after.agrees and not after.lost and now.matched.keys() <= after.matched.keys():
                     return self._fewest(tried, after)
         return found
@@ -100,8 +167,8 @@ class Departures:
         changes: dict[int, Change] = {}
         for each in found:
             if each.edit is not None:
-                changes = self.comparer.changes(each.edit, each.steps, changes)
-            elif each.made is not None:
+                changes = self.comparer.changes(each.edit, each.steps_in(self.comparer.program), changes)
+            elif each.made is not None and each.by is self:
                 changes |= dict.fromkeys(each.steps, _constant(each.made))
         return changes
 
@@ -116,14 +183,14 @@ class Departures:
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
-            after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now.shares)
+            after = self.comparer.tried({**now.changes, number: _constant(tensor)}, now)
             if after is not None and len(after.lost) < len(now.lost):
                 first = next((each for each in fronts if self.comparer.port.leads_to(each, operation)), fronts[0])
                 matched = now.matched.keys()
-                return Departure(first, program.steps[number], None, [number], (), matched, tensor), after
+                return Departure(self, first, program.steps[number], None, [number], (), matched, tensor), after
         step = program.steps[steps[0] if steps else max(self.comparer.relevant)]
         operation = port[0] if port else len(self.comparer.port.operations) - 1
-        return Departure(operation, step, None, [], (), now.matched.keys()), None
+        return Departure(self, operation, step, None, [], (), now.matched.keys()), None
 
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison

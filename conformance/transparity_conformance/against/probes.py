@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,42 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """The same of inputs without a length, such as images."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answers of both to one probe."""
+
+    probe: str
+    inputs: Inputs
+    error: float
+    budget: float
+    actual: np.ndarray
+    """The port's answer."""
+    changed: int
+    """Numbers of the answer beyond the budget."""
+    first: int
+    """The first position with one of them; 0 for an answer of another shape."""
+    shape: tuple[int, ...]
+    """The shape of the reference's answer."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.error <= self.budget
+
+    @property
+    def size(self) -> int:
+        """Numbers of the reference's answer."""
+        return math.prod(self.shape)
+
+    @property
+    def is_misshapen(self) -> bool:
+        return self.actual.shape != self.shape
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a mask hides something."""
+        return is_padded(self.inputs)
 
 
 def probes_of(model: Any) -> dict[str, Inputs]:
@@ -132,3 +170,14 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
         else:
             found[name] = {each: value for each, value in inputs.items() if each not in needless}
     return found, left_out
+
+
+def most_telling(wrong: Sequence[Answer]) -> Answer:
+    """The probe in which most parts of a model take part: of several rows and tokens without padding, most numbers
+    wrong, the smallest of several."""
+
+    def key(each: Answer) -> tuple[Any, ...]:
+        is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
+        return not is_single, not each.is_padded, round(each.changed / each.size, 1), -each.size
+
+    return max(wrong, key=key)

@@ -17,7 +17,7 @@ from transparity_conformance.against.edits.edit import VIEWS, Context, Edit, sho
 from transparity_conformance.against.edits.table import LATER, SIMPLE, Maker
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step
-from transparity_conformance.matching.values import Known, agreeing, fingerprint
+from transparity_conformance.matching.values import Known, agreeing
 
 LAG = 2
 """How much nearer edits are tried that are fitted, or many."""
@@ -39,12 +39,15 @@ class Explanation:
     edit: Edit
     step: Step
     steps: Sequence[int]
+    extent: int
+    """How many steps that compute something its segment has."""
     after: Comparison
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The best first: those that explain the answer, then most operations, then simple ones, then many places."""
-        return (*self.worth, self.edit.rank, -len(self.steps))
+        """The best first: those that explain the answer, then most operations, then simple ones, then short ones, then
+        those of a value and not of one of its uses, then many places."""
+        return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
     def worth(self) -> tuple[bool, int]:
@@ -58,13 +61,15 @@ class EditSearch:
     def __init__(self, comparer: Comparer, numbers: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, numbers, clock
         self.program, self.port = comparer.program, comparer.port
-        self._refused: set[tuple[Any, str]] = set()
+        self.failed = False
+        """Whether the program did not run to its end with an edit that gives numbers of the port."""
+        self._refused: dict[Any, set[str]] = {}
         self._reserved = 0.0
         """Seconds that are left to the departures after this one."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         """Leave an edit out from now on."""
-        self._refused.add((step.site, edit.says))
+        self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
         """Return the edits that explain the first lost operations of a port, the best first."""
@@ -90,24 +95,33 @@ class EditSearch:
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
         """The best first; how the reference rounds with the first of them is measured."""
         found.sort(key=lambda each: each.key)
-        for place, each in enumerate(found[:MEASURED]):
-            if not each.after.agrees:
-                found[place] = dataclasses.replace(each, after=self.comparer.measured(each.after))
+        measured: dict[Any, Comparison] = {}  # edits that make the same numbers round alike
+        for place, each in enumerate(found):
+            same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
+            if each.after.agrees or (same not in measured and len(measured) == MEASURED):
+                continue
+            if same not in measured:
+                measured[same] = self.comparer.measured(each.after)
+            found[place] = dataclasses.replace(each, after=measured[same])
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
         """An edit wherever a line runs, in every layer, and once: those that lose less, and nothing else."""
-        for numbers in self._scopes(number, now):
-            after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now.shares)
+        for numbers in self._scopes(edit, number, now):
+            after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now)
             if after is None:
+                self.failed = True
                 continue
             lost = set(after.lost)
             is_less = len(lost) < len(now.lost) and not lost.issuperset(port) and lost <= set(now.lost)
             if after.agrees or is_less:
-                yield Explanation(edit, self.program.steps[number], numbers, after)
+                extent = len(edit.steps(self.comparer.at(number))) if len(edit.behind) == 1 else 1
+                yield Explanation(edit, self.program.steps[number], numbers, extent, after)
 
-    def _scopes(self, number: int, now: Comparison) -> list[list[int]]:
+    def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()
+        if edit.module:
+            return [[each for each in sorted(self.comparer.relevant) if each not in now.changes]]
         for scope in (program.lines[step.line], program.places[step.site], [number]):
             left = [each for each in scope if each in self.comparer.relevant and each not in now.changes]
             scopes += [] if left in scopes else [left]
@@ -117,10 +131,15 @@ class EditSearch:
         """Yield the steps by their distance from where the programs part: forward among those without counterparts,
         and backward to the last that has one."""
         missing, program = self.comparer.missing(now), self.program
-        ring, seen = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int]()
+        ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
             seen |= set(ring)
-            yield [number for number in ring if number in self.comparer.relevant and number not in now.changes]
+            first: dict[Any, int] = {}  # an edit of one layer is tried in all of them
+            for number in ring:
+                if number in self.comparer.relevant and number not in now.changes:
+                    first.setdefault(program.steps[number].site, number)
+            yield [number for site, number in first.items() if site not in sites]
+            sites |= first.keys()
             around = set[int]()
             for number in ring:
                 if number in missing or short(program.steps[number]) in VIEWS:
@@ -149,7 +168,8 @@ class EditSearch:
         at = self.comparer.at(number)
         for maker in makers:
             for edit in maker(at, context):
-                if (at.step.site, edit.says) not in self._refused:
+                refused = self._refused.get(at.step.site)
+                if refused is None or edit.says not in refused:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
@@ -169,10 +189,9 @@ class EditSearch:
         try:
             for step, values in self.program.after(number, result, now.values, now.changes):
                 for index in step.outputs if short(step) not in VIEWS or step.number == number else ():
-                    if (print_ := fingerprint(values[index])) is not None:
-                        if lost.among(print_, now.shares.get(index, 0.0)):
-                            return True
-                        tries += 1
+                    if lost.equal_to(values[index], now.shares.get(index, 0.0)):
+                        return True
+                    tries += values[index].is_floating_point() and values[index].numel() > 1
                 if tries >= TRIES:
                     return False
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it

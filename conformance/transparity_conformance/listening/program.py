@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import itertools
 import math
 import sys
@@ -170,9 +171,31 @@ class Program:
         values = {**self.given, **(given or {})}
         if precision is not None:
             values = _in(values, precision)
-        for step in self.steps:
-            self._run_one(step, values, changes or {}, precision)
+        with float64_defaults() if precision is None else contextlib.nullcontext():
+            for step in self.steps:
+                self._run_one(step, values, changes or {}, precision)
         return values
+
+    def again(
+        self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
+    ) -> tuple[Values, Collection[int]]:
+        """Run again what depends on some steps.
+
+        Args:
+            numbers: the steps, whose changes are new.
+            values: those of an earlier run, which stay as they are.
+            changes: all changes.
+
+        Returns:
+            the values, and the indices of those that were computed again.
+        """
+        now, again = dict(values), set[int]()
+        with float64_defaults():
+            for step in self.steps[min(numbers, default=len(self.steps)) :]:
+                if step.number in numbers or not again.isdisjoint(step.inputs):
+                    self._run_one(step, now, changes, None)
+                    again.update(step.outputs)
+        return now, again
 
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
@@ -185,17 +208,19 @@ class Program:
             changes: the changes of that run.
         """
         first = self.steps[number]
-        now, changed = dict(values), set(first.outputs)
+        now = dict(values)
         if isinstance(made, tuple | list):
             first.put(now, made)
         else:
             now[first.output] = made
         yield first, now
-        for step in self.steps[number + 1 :]:
-            if not changed.isdisjoint(step.inputs):
-                self._run_one(step, now, changes, None)
-                changed.update(step.outputs)
-                yield step, now
+        waiting = sorted(self.readers_of(number))
+        while waiting:
+            step = self.steps[heapq.heappop(waiting)]
+            self._run_one(step, now, changes, None)
+            for reader in self.readers_of(step.number).difference(waiting):
+                heapq.heappush(waiting, reader)
+            yield step, now
 
     def _run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
         if step.number not in changes:
@@ -271,16 +296,26 @@ def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
     """Run an operation in float64 throughout for a precision of None; else in that, and as it says itself."""
-    kinds = {type(item).__name__ for item in (*args, *kwargs.values())}
-    if "dtype" in kinds or (precision is not None and "float" in kinds):
+    import torch
+
+    kinds = {*map(type, args), *map(type, kwargs.values())}
+    if torch.dtype in kinds or (precision is not None and float in kinds):
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    with float64_defaults() if precision is None else contextlib.nullcontext():  # a quotient of whole numbers has it
+    with _defaults_for(precision):
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
         result.fill_(math.nan)  # what is read before it is written is told by it
     return result
+
+
+def _defaults_for(precision: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a quotient of whole numbers is in float64, if everything is."""
+    import torch
+
+    is_set = precision is not None or torch.get_default_dtype() == torch.float64
+    return contextlib.nullcontext() if is_set else float64_defaults()
 
 
 @functools.cache

@@ -21,13 +21,16 @@ def fingerprint(value: Any) -> np.ndarray | None:
     tells only how often it has each.
     """
     numbers = numbers_of(value)
-    if numbers is None or numbers.size < 2 or np.isnan(numbers).any():
+    if numbers is None or numbers.size < 2:
         return None
-    if numbers.min() < EXACT_MASK_BELOW or numbers.max() > HUGE:
+    lowest, highest = numbers.min(), numbers.max()
+    if np.isnan(lowest):
+        return None
+    if lowest < EXACT_MASK_BELOW or highest > HUGE:
         numbers = plain(numbers)
     numbers = np.sort(numbers)
-    inside = (numbers != numbers[0]) & (numbers != numbers[-1])
-    return numbers if inside.any() else None
+    has_others = np.searchsorted(numbers, numbers[0], "right") < np.searchsorted(numbers, numbers[-1])
+    return numbers if has_others else None
 
 
 def numbers_of(value: Any) -> np.ndarray | None:
@@ -37,7 +40,8 @@ def numbers_of(value: Any) -> np.ndarray | None:
 
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
-    return value.detach().to(torch.float64).reshape(-1).numpy()
+    value = value.detach() if value.requires_grad else value
+    return (value if value.dtype == torch.float64 else value.to(torch.float64)).reshape(-1).numpy()
 
 
 def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
@@ -55,16 +59,22 @@ class Known:
                 by_size.setdefault(numbers.size, {})[index] = numbers
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
-    def among(self, numbers: np.ndarray | None, share: float) -> list[int]:
-        """Return those that differ by at most a share of the largest number."""
+    def equal_to(self, value: Any, share: float) -> list[int]:
+        """Return those that differ from a tensor or an array by at most a share of its largest number."""
+        numbers = numbers_of(value)
         if numbers is None or numbers.size not in self._groups:
             return []
         indices, rows = self._groups[numbers.size]
-        apart = share * largest(numbers)
-        ends = (np.abs(rows[:, 0] - numbers[0]) <= apart) & (np.abs(rows[:, -1] - numbers[-1]) <= apart)
-        if not ends.any():  # most end here
+        lowest, highest = numbers.min(), numbers.max()
+        if not (lowest >= EXACT_MASK_BELOW and highest <= HUGE):
+            numbers = plain(numbers)
+            lowest, highest, apart = numbers.min(), numbers.max(), share * largest(numbers)
+        else:
+            apart = share * max(-lowest, highest)
+        ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
+        if not ends.any() or (prints := fingerprint(numbers)) is None:  # most end before they are sorted
             return []
-        near = np.abs(rows[ends] - numbers).max(axis=1) <= apart
+        near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
 
 

@@ -139,7 +139,8 @@ class Model(nn.Module):
 class Draft(nn.Module):
     def __init__(self, c: Any) -> None:
         super().__init__()
-        self.model, self.lm_head = Model(c), nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.model = Model(c)
+        self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.lm_head(self.model(input_ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,14 +87,21 @@ class Edit:
     """A change of the steps of one site."""
 
     kind: str
-    says: str
-    """The difference in words, after "your port"."""
+    words: str | Callable[[], str] = field(repr=False)
+    """The difference in words, after "your port", or what returns them: few edits are told."""
     make: Make = field(repr=False)
     """Return the change at a step of the site; None where it does not apply."""
     rank: int = 0
     """Simple edits first, among those that explain equally well."""
     behind: tuple[int, ...] = ()
     """How many values back its segments begin; none for one step."""
+    module: str = ""
+    """The module of which all steps with parameters are edited; "" for the steps of a line."""
+
+    @functools.cached_property
+    def says(self) -> str:
+        """The difference in words, after "your port"."""
+        return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
         """Return the steps that it computes in another way; the earlier ones for two segments in the other order."""
@@ -116,7 +124,12 @@ class Context:
 
 def short(step: Step) -> str:
     """Return the name of a step's operation, such as `softmax`."""
-    return step.name.split(".")[1].strip("_")
+    return _short(step.func)
+
+
+@functools.cache
+def _short(func: Any) -> str:
+    return str(func).split(".")[1].strip("_")
 
 
 def computing(steps: Sequence[Step]) -> list[Step]:
@@ -136,9 +149,13 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another, if there is one order of its axes alone that has it."""
-    if value.shape == meant.shape or value.numel() != meant.numel() or value.ndim != meant.ndim:
+    """Return a value in the shape of another, if its neighbouring axes are merged or split, or if there is only one
+    order of its axes that has it."""
+    if value.shape == meant.shape or value.numel() != meant.numel():
         return value
+    if value.ndim != meant.ndim:
+        ends, others = (set(itertools.accumulate(each.shape, operator.mul)) for each in (value, meant))
+        return value.reshape(meant.shape) if ends <= others or others <= ends else value
     orders = [
         order
         for order in itertools.permutations(range(value.ndim))

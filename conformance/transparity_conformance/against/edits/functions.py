@@ -24,6 +24,9 @@ ALIKE: tuple[tuple[str, ...], ...] = (
 )
 """Operations with equal arguments that may be taken for one another."""
 
+INVERSE = {"add": "sub", "mul": "div"}
+"""Operations whose operands have an order, by those whose operands have none."""
+
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
 )
@@ -37,17 +40,22 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
             if other != name:
                 says = f"applies `{other}`, where theirs applies `{name}`"
                 yield Edit("function", says, functools.partial(_called, other=other), rank=1)
+    if name in INVERSE and len(at.step.args) > 1 and all(isinstance(item, Ref) for item in at.step.args[:2]):
+        says = f"applies `{INVERSE[name]}` to the operands in the other order, where theirs applies `{name}`"
+        yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
     if name in ACTIVATIONS:
         for label, function in activations().items():
             says = f"applies {label}, where theirs applies `{name}`"
             yield Edit("function", says, functools.partial(_of_first, function=function), rank=1)
 
 
-def _called(at: At, other: str) -> Change:
+def _called(at: At, other: str, is_turned: bool = False) -> Change:
     import torch
 
     def changed(values: Values) -> Any:
-        return at.fitting(getattr(torch, other)(*filled(at.step.args, values), **at.step.kwargs))
+        args = filled(at.step.args, values)
+        args = (args[1], args[0], *args[2:]) if is_turned else args
+        return at.fitting(getattr(torch, other)(*args, **at.step.kwargs))
 
     return changed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,8 +30,12 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
         others = (_other_whole if isinstance(old, int) else _other_fractions)(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-                says = f"uses {_in_words(value)} for {_in_words(old)} in {part_of(at.program, [at.step])}"
+                says = functools.partial(_says, at, value, old)
                 yield Edit("number", says, functools.partial(_with_number, path=path, value=value))
+
+
+def _says(at: At, value: Any, old: Any) -> str:
+    return f"uses {_in_words(value)} for {_in_words(old)} in {part_of(at.program, [at.step])}"
 
 
 def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
@@ -61,10 +66,22 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
         yield from (size**-0.5, 1 / size, size**0.5, float(size))
     yield from KNOWN
     yield from context.numbers
+    if short(at.step) in ("mul", "div"):
+        yield from (size**power for size in context.numbers if size > 1 for power in (-0.5, 0.5))
 
 
 def _in_words(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """Return a number; one with many digits has its name if it is a root of a whole number, or one divided by it."""
+    if not isinstance(value, float):
+        return str(value)
+    if float(plain := f"{value:.6g}") == value:
+        return plain
+    for form, square in (("√{}", value * value), ("1/√{}", 1 / (value * value) if value else 0.0)):
+        whole = round(square)
+        is_root = value > 0 and math.isclose(square, whole, rel_tol=8 * sys.float_info.epsilon)
+        if is_root and math.isqrt(whole) ** 2 != whole:
+            return f"{plain} ({form.format(whole)})"
+    return plain
 
 
 def _with_number(at: At, path: Path, value: Any) -> Change:

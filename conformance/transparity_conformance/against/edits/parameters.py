@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, references, short
@@ -50,6 +50,30 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
             make = functools.partial(_layer_norm, change=change, with_epsilon=with_epsilon)
             yield Edit("normalization", what, make, rank=1)
+
+
+def layers(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that use the parameters of another layer, or another expert, throughout the module."""
+    read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
+    for name in filter(None, read):
+        parts = name.split(".")
+        for place in (place for place, part in enumerate(parts) if part.isdigit()):
+            before, number, after = parts[:place], int(parts[place]), parts[place + 1 :]
+            named = (each.split(".") for each in at.program.names.values())
+            alike = (each for each in named if each[:place] == before and each[place + 1 :] == after and each != parts)
+            for other in sorted((int(each[place]) for each in alike), key=lambda each: abs(each - number)):
+                mine, theirs = (".".join([*before, str(each)]) for each in (number, other))
+                says = f"uses the parameters of {theirs} for {mine}"
+                make = functools.partial(_of_layer, mine=f"{mine}.", theirs=f"{theirs}.")
+                yield Edit("parameter", says, make, rank=2, module=mine)
+
+
+def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
+    """The step with the parameters of another layer."""
+    by_name = {name: index for index, name in at.program.names.items()}
+    read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
+    others = {place: by_name[theirs + name.removeprefix(mine)] for place, name in read.items() if name.startswith(mine)}
+    return _with_parameters(at, others) if others else None
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
@@ -117,6 +141,11 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
         if module != names[0] or name not in by_name:
             return None
         others[place] = by_name[name]
+    return _with_parameters(at, others)
+
+
+def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
+    """The step with other parameters at some places of its arguments."""
 
     def changed(values: Values) -> Any:
         args = list(filled(at.step.args, values))

@@ -14,6 +14,7 @@ from transparity_conformance.against.edits.edit import (
     At,
     Context,
     Edit,
+    Make,
     as_shaped,
     computing,
     origin,
@@ -45,7 +46,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
         for first in range(LONGEST, 0, -1):
             yield Edit(
                 "exchanged",
-                _exchange_in_words(at, count, first),
+                functools.partial(_exchange_in_words, at, count, first),
                 functools.partial(_exchanged, counts=(count, first)),
                 2,
                 (count, first),
@@ -54,20 +55,22 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
     """Edits of one segment, which keeps the number of elements."""
-    what = _in_words(at, start, at.step)
-    yield Edit(
-        "left out", f"leaves out {what}", functools.partial(_applied, count=count, function=_nothing), 1, (count,)
-    )
-    yield Edit("twice", f"applies {what} twice", functools.partial(_twice, count=count), 2, (count,))
+
+    def says(form: str) -> Callable[[], str]:
+        return lambda: form.format(_in_words(at, start, at.step))
+
+    make: Make = functools.partial(_applied, count=count, function=_nothing)
+    yield Edit("left out", says("leaves out {}"), make, 1, (count,))
+    yield Edit("twice", says("applies {} twice"), functools.partial(_twice, count=count), 2, (count,))
     steps = at.flow.between(start, at.step.output)
     if any(index in at.program.parameters for each in steps for index in each.inputs):
         return
     for label, function in activations().items():
         make = functools.partial(_applied, count=count, function=function)
-        yield Edit("function", f"applies {label} in place of {what}", make, 2, (count,))
+        yield Edit("function", says(f"applies {label} in place of {{}}"), make, 2, (count,))
     for label, function in norms(context.numbers).items():
         make = functools.partial(_applied, count=count, function=function)
-        yield Edit("normalization", f"divides by {label}, where theirs has {what}", make, 2, (count,))
+        yield Edit("normalization", says(f"divides by {label}, where theirs has {{}}"), make, 2, (count,))
 
 
 def _nothing(x: Any) -> Any:
@@ -117,7 +120,10 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
     if found is None or found[0] not in at.program.maker:
         return ""
     makes = at.program.steps[at.program.maker[found[0]]]
-    later, earlier = _in_words(at, found[0], at.step), _in_words(at, found[1], makes)
+    return _other_way_round(_in_words(at, found[0], at.step), _in_words(at, found[1], makes))
+
+
+def _other_way_round(later: str, earlier: str) -> str:
     return f"computes {later} before {earlier}; theirs is the other way round"
 
 
@@ -132,9 +138,12 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
         makes = at.program.steps[at.program.maker[item.index]]
         begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
         for count, start in reversed(begins):
-            earlier = _in_words(at, start, makes)
-            says = f"computes {part_of(at.program, [step])} before {earlier}; theirs is the other way round"
+            says = functools.partial(_step_before_in_words, at, start, makes)
             yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
+
+
+def _step_before_in_words(at: At, start: int, makes: Step) -> str:
+    return _other_way_round(part_of(at.program, [at.step]), _in_words(at, start, makes))
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:

@@ -11,12 +11,12 @@ from transparity_conformance.against.edits.masks import masks
 from transparity_conformance.against.edits.numbers import numbers
 from transparity_conformance.against.edits.operands import operands
 from transparity_conformance.against.edits.orders import orders
-from transparity_conformance.against.edits.parameters import parameters, uses
+from transparity_conformance.against.edits.parameters import layers, parameters, uses
 from transparity_conformance.against.edits.segments import operands_alone, segments, steps_before
 
 Maker = Callable[[At, Context], Iterator[Edit]]
 
-SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, masks)
+SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
 """Edits of which there are many at each step, or whose numbers are taken from the port; they are tried later."""

@@ -267,7 +267,7 @@ class _Search:
         waiting, values = [step], self.program.values
         while waiting:
             made = waiting.pop()
-            if any(known.among(fingerprint(values[index]), self.within.get(index, 0.0)) for index in made.outputs):
+            if any(known.equal_to(values[index], self.within.get(index, 0.0)) for index in made.outputs):
                 return True
             readers = (self.program.steps[number] for number in self.program.readers_of(made.number))
             waiting += [each for each in readers if short(each) in {*VIEWS, "split", "slice", "select", "chunk"}]

@@ -31,7 +31,7 @@ class Place:
         known = Known({index: fingerprint(each.value) for index, each in enumerate(port.operations)})
         self.alike: list[list[int]] = [[] for _ in port.operations]
         for index, each in enumerate(exact.operations):
-            for counterpart in known.among(fingerprint(each.value), self.shares[index]):
+            for counterpart in known.equal_to(each.value, self.shares[index]):
                 self.alike[counterpart].append(index)
 
     def backwards(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.against.compare import Answer
+from transparity_conformance.against.probes import Answer
 from transparity_conformance.against.reference import Inputs
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import Progress, judge

@@ -74,7 +74,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with a label for each row of the answer; padding and some others are ignored."""
+    """Return the inputs with a label for each row of the answer; padding, what padding predicts, and some others are ignored."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
@@ -82,4 +82,6 @@ def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED
+        if labels.ndim > 1:  # the first token after padding, which padding predicts
+            labels[:, 1:][~kept[:, :-1, 0]] = IGNORED
     return {**inputs, LABELS: labels}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from transparity_conformance.against.compare import Answer
-from transparity_conformance.against.probes import draw, padded, taken, without_mask
+from transparity_conformance.against.probes import Answer, draw, padded, taken, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.reach import crossed, longest_of
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not

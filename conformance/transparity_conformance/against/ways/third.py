@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from transparity_conformance.against.compare import Answer
-from transparity_conformance.against.probes import taken
+from transparity_conformance.against.probes import Answer, taken
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.matching.values import apart

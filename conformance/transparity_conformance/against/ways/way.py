@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity_conformance.against.compare import Answer, Outcome, explained, judged
+from transparity_conformance.against.compare import Outcome, explained, judged
+from transparity_conformance.against.probes import Answer
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port

@@ -225,3 +225,25 @@ def test_right_lines_are_those_that_change_their_neighbours_and_those_that_are_n
     (bug,) = toml(tmp_path, ROW.replace("meta.py", str(tmp_path / "code.py")) + 'lines = ["caller"]')
     (tmp_path / "code.py").write_text("a\nb\nx\nd\ne\ncaller\n")
     assert bug.right_lines() == {2, 3, 4, 6}
+
+
+def test_what_is_told_of_planted_bugs_is_judged() -> None:
+    rows = pool()
+    scale, keys = rows["attention-scale-width"], rows["rotary-missing-key"]
+
+    def told(where: str, *names: str) -> dict[str, Any]:
+        causes = [{"mistake": name, "says": name, "at": "", "residual": 0.0} for name in names]
+        return {"where": where, "causes": causes, "indistinguishable": []}
+
+    right = [told("decoder.layers.0.self_attention.scores", "attention-scale")]
+    right += [told("decoder.layers.0.self_attention.key_rotated", "rotary-missing")]
+    both = [scale, keys]
+    assert judge.falsehoods(both, {"faults": right, "nothing_else": True}) == []
+    assert judge.falsehoods(both, {"faults": right[:1], "nothing_else": True}) == ["Nothing else differs."]
+    assert judge.falsehoods(both, {"faults": [told("logits")], "nothing_else": False}) == []
+    false = told("decoder.layers.0.self_attention.query", "rotary-rows")
+    assert judge.falsehoods(both, {"faults": [*right, false]}) == ["rotary-rows"]
+    elsewhere = told("decoder.layers.0.feed_forward.hidden", "attention-scale")
+    assert judge.falsehoods([scale], {"faults": [elsewhere]}) == [
+        "attention-scale at decoder.layers.0.feed_forward.hidden"
+    ]

@@ -254,8 +254,8 @@ def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether nothing is told that is not so."""
-    return not falsehoods(bugs, answer)
+    """Return whether nothing is told that is not so; that a wrong port agrees is not so either."""
+    return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:

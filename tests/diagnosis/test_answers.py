@@ -84,3 +84,14 @@ def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str
     assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
     assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
     assert all(cause.residual <= each.budget for each in told for cause in each.causes)
+
+
+def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: dict[str, Probe]) -> None:
+    actual = computed(probes, WRONG[0])
+    answer, scores = answer_of(probes, actual), [tap for tap in next(iter(actual.values())) if tap.endswith("scores")]
+    for taps in actual.values():
+        taps |= {tap: taps[tap][..., ::-1].copy() for tap in scores}
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    told = explain_all(results_of(probes, actual), scores, "float32", lambda *_: None, Clock(), answer=answer)
+    assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]

@@ -130,6 +130,11 @@ def _by_answer(
             divergences.append(_divergence(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
             divergences.append(_divergence(results, tap, Explanation()))
+    placed = {name for each in explanations.values() for name in _ids(each.chosen)}
+    if rest := tuple(each for each in told if each.fault.id not in placed):  # at no activation that was found
+        others = tuple(each for each in told if each.fault.id in placed)
+        explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
+        divergences.append(_divergence(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
 

@@ -12,10 +12,13 @@ import numpy as np
 from meta.pool.bug import Bug, View
 from meta.trial import Answer, Measure
 from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Divergence, Report
 
 Fault = Mapping[str, Any]
 """One divergence of an answer."""
+
+NOTHING_ELSE = "Nothing else differs."
 
 Way = Literal["", "verdict", "error", "audit"]
 
@@ -32,6 +35,7 @@ def answer_of(report: Report, folder: Path) -> dict[str, Any]:
         "error": "",
         "faults": [_fault(fault, folder) for fault in report.faults],
         "audit": {name: outcome for name, outcome in found if outcome in CAUSES},
+        "nothing_else": NOTHING_ELSE in sentence(report),
         "not_compared": list(report.not_compared),
         "notes": list(report.notes),
     }
@@ -101,7 +105,7 @@ def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
         way,
         first is not None and bug.shows_at(place_of(first)) if is_forward and bug.sites else None,
         _is_named(bug, faults) if is_forward else bool(way),
-        tuple(dict.fromkeys(name for fault in faults for name in _false_causes(bug, fault))),
+        tuple(dict.fromkeys(name for fault in faults for name in _false_causes([bug], fault))),
         is_line(bug, first) if is_forward and not bug.control and (bug.uses or not bug.is_in_loader) else None,
         says(answer),
         tuple(answer["rules"]),
@@ -129,11 +133,25 @@ def _is_named(bug: Bug, faults: Sequence[Fault]) -> bool:
     return first is not None and bool(names(first) & set(bug.causes))
 
 
-def _false_causes(bug: Bug, fault: Fault) -> list[str]:
-    right = set(bug.causes)
+def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
+    right = {name for bug in bugs for name in bug.causes}
     if right & names(fault):
         return [each for each in (cause["mistake"] for cause in fault["causes"][1:]) if each not in right]
     return [cause["mistake"] for cause in fault["causes"] if cause["mistake"] not in right]
+
+
+def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
+    """What an answer tells of planted bugs that is not so: causes, places of right causes, and that nothing else
+    differs where a bug has no cause."""
+    told = [fault for fault in answer["faults"] if fault["causes"]]
+    false = [name for fault in told for name in _false_causes(bugs, fault)]
+    unnamed = {*bugs}
+    for fault in told:
+        named = [bug for bug in bugs if {*names(fault), *(each["mistake"] for each in fault["causes"])} & {*bug.causes}]
+        unnamed -= {*named}
+        if named and not any(bug.shows or bug.shows_at(place_of(fault)) for bug in named):
+            false.append(f"{fault['causes'][0]['mistake']} at {place_of(fault)}")
+    return [*dict.fromkeys(false), *[NOTHING_ELSE][: bool(answer.get("nothing_else") and unnamed)]]
 
 
 def place_of(fault: Fault) -> str:
@@ -235,6 +253,11 @@ def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
     return is_detected(bugs, answer) and not any(fault["causes"] for fault in answer["faults"])
 
 
+def is_true(bugs: Bugs, answer: Answer) -> bool:
+    """Return whether nothing is told that is not so; that a wrong port agrees is not so either."""
+    return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
+
+
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
     """The bugs that a fault names by any of its causes; of several with the same name, those whose line it shows."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
@@ -248,7 +271,7 @@ Right = Callable[[Bugs, Answer], bool]
 
 @dataclass(frozen=True)
 class KindMeasure:
-    """A share of the trials of one kind, seen in one view or (empty) in any, that the checker has to reach."""
+    """A share of the trials of one kind in one view, or (empty) in any, that the checker has to reach."""
 
     title: str
     kind: str
@@ -258,10 +281,12 @@ class KindMeasure:
 
     def judge(self, trial: Any, answer: Answer) -> bool | None:
         """Return whether an answer is right; None if it does not count. A crash is wrong."""
-        if trial.kind != self.kind or self.view not in ("", trial.view) or answer["verdict"] == "inert":
+        if self.kind not in ("", trial.kind) or self.view not in ("", trial.view) or answer["verdict"] == "inert":
             return None
         return not answer["error"] and self.right(trial.bugs, answer)
 
+
+KINDS_OF_TRUTH = {"of any kind": ""} | {f"{kind}s": kind for kind in ("fault", "pair", "triple", "draft")}
 
 MEASURES = (
     KindMeasure("detected, with taps", "fault", "taps", is_detected, 1.0),
@@ -283,6 +308,7 @@ MEASURES = (
     KindMeasure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
     KindMeasure("no false cause: unexplained", "uncatalogued", "", is_unexplained, 1.0),
     KindMeasure("odd faults: found, and not named with certainty", "odd", "", is_unnamed, 1.0),
+    *(KindMeasure(f"nothing false is told: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
     KindMeasure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meta.pool.bug import Bug, PoolError, View, lines_with
-from meta.pool.judge import DRAFTED, MEASURES, answer_of, bugs_named, is_line, names, says
+from meta.pool.judge import DRAFTED, MEASURES, answer_of, bugs_named, falsehoods, is_line, names, says
 from meta.pool.port import CASES, VIEWS, all_act, changed, modules_with, pool, port_with
 from meta.trial import Answer, Share
 from meta.trial import shares as counted
@@ -256,4 +256,5 @@ def line_of(trial: Trial, answer: Answer) -> str:
         missed = [bug.id for bug in trial.bugs if bug.id not in draft["named"]]
         return f"{trial}: missed {missed}, lines {draft['lines']}, false {draft['false']}"
     wrong = failures(trial, answer)
-    return f"not {', not '.join(wrong)}: {trial} → {says(answer)}" if wrong else ""
+    false = f" (false: {', '.join(falsehoods(trial.bugs, answer))})" if not answer["error"] else ""
+    return f"not {', not '.join(wrong)}: {trial} → {says(answer)}{false}" if wrong else ""

@@ -274,7 +274,10 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     _, sublayer, tap = split(site)
-    if not sublayer.endswith("attention") or not config.attention_sinks or tap != "weights":
+    if not sublayer.endswith("attention") or tap != "weights":
+        return
+    if not config.attention_sinks:
+        yield fault("attention-sinks", "unwanted", patch=_with_one_more)
         return
     for name, change in SINKS.items():
         grouped = 1 < config.key_value_heads < config.num_heads
@@ -282,6 +285,13 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if is_another.get(name, name != "of the first head" or config.num_heads > 1):
             yield fault("attention-sinks", name, formula=sunk, sinks=change)
     yield fault("attention-sinks", "to the first key", formula=sunk, first=True)
+
+
+def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
+    """The weights with 1 added to the sum of each softmax."""
+    largest = value.argmax(axis=-1, keepdims=True)
+    score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
+    return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

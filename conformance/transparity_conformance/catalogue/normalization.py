@@ -44,6 +44,8 @@ class NormForm:
     subtracted: bool = True
     """Whether the mean is subtracted, if the variance is taken around it."""
     correction: int = 0
+    summed: bool = False
+    """Whether the squares are added up, instead of their mean."""
     outside: bool = False
     """Whether eps is added to the deviation instead of the variance."""
     biased: bool = True
@@ -77,8 +79,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if right.biased:
         yield _formed("norm-kind", "without bias", biased=False)
     yield _formed("norm-kind", "without gain", gained=False)
+    yield _formed("norm-variance", "sum", summed=True)
     if right.more:
         yield _formed("norm-gain", "weight", more=0)
+        yield _formed("norm-gain", "twice", more=2)
     elif not right.centered:
         yield _formed("norm-gain", "one-plus-weight", more=1)
     yield fault("norm-missing", "missing", patch=_missing)
@@ -245,7 +249,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     else:
         axes = {"features": (-1,), "heads": (1, -1), "batch": (0, 1)}[form.statistics]
         centered = x - x.mean(axes, keepdims=True) if form.centered else x
-        count = math.prod(x.shape[axis] for axis in axes) - form.correction
+        count = 1 if form.summed else math.prod(x.shape[axis] for axis in axes) - form.correction
         variance = (centered * centered).sum(axes, keepdims=True) / number(count)
     deviation = np.sqrt(variance) + eps if form.outside else np.sqrt(variance + eps)
     return (centered if form.subtracted else x) / deviation * weight + bias

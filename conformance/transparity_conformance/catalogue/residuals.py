@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -77,10 +78,16 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("residual-source", "sequential", patch=_normed_behind_attention)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
+    if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
+        yield fault("layer-missing", "skipped", patch=_skipped)
     if site == "logits" and config.head in ("logits", "classes"):
         for name, shifted in LOGIT_SHIFTS.items():
             yield fault("logit-shift", name, patch=partial(_shifted, shifted))
         yield fault("probabilities", "softmax", patch=partial(_shifted, softmax))
+
+
+def _skipped(state: WalkState, site: str, value: Value) -> Value:
+    return layer_input(state, site.removesuffix(".output"))
 
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"

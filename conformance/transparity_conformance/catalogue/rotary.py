@@ -39,6 +39,8 @@ APART = {"interleaved": "neighbours", "halves": "half the features apart"}
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     tap = split(site)[2]
+    if tap == "value" and _rotates_heads(config, site):
+        yield fault("rotary-values", "rotated", patch=_turned_value)
     if tap not in ROTATED:
         return
     own = own_config(config, site)
@@ -55,6 +57,16 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from _position_faults(own)
     yield from made(PLACES, own, _turn)
     yield from made(OF_ONE, own, _turn, which=ROTATED[tap])
+
+
+def _rotates_heads(config: TransformerConfig, site: str) -> bool:
+    """Return whether whole heads of a self-attention are rotated: of a latent's, values have another size."""
+    own = own_config(config, site)
+    return split(site)[1] == "self_attention" and own.positions == "rotary" and own.key_value_rank is None
+
+
+def _turned_value(state: WalkState, site: str, value: Value) -> Value:
+    return rotated({}, own_config(state.config, site), value)
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -148,10 +160,15 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         kind, fields = settings["as_kind"]
         other = state.config.layer_kinds[kind]
         own = dataclasses.replace(own, **{name: getattr(other, name) for name in fields})
+    name = site.removesuffix("_rotated")
+    if "before_norm" in settings:
+        return query_key_norm(
+            state.config, parameters_of(state, f"{name}_norm"), rotated(settings, own, state.taps[name])
+        )
     return rotated(settings, own, _before_rotation(state, site))
 
 
-ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind")
+ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind", "before_norm")
 """The settings that are no fields of the configuration."""
 
 
@@ -196,12 +213,6 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
 
 def _not_turned(state: WalkState, site: str, value: Value) -> Value:
     return _before_rotation(state, site)
-
-
-def _normed_behind(state: WalkState, site: str, value: Value) -> Value:
-    name = site.removesuffix("_rotated")
-    turned = rotated({}, own_config(state.config, site), state.taps[name])
-    return query_key_norm(state.config, parameters_of(state, f"{name}_norm"), turned)
 
 
 IN_HALF = {
@@ -288,7 +299,7 @@ ROTATIONS = (
 )
 PLACES = (
     row("rotary-part", "first", lambda c: bool(c.key_value_rank), first=True),
-    row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, patch=_normed_behind),
+    row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 _shifted = partial(row, "rotary-position")
 OF_ONE = (

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
 
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault
-from transparity_conformance.diagnosis.explain import Explanation, explain
+from transparity_conformance.diagnosis.explain import Explanation, explain, explained_by
 from transparity_conformance.diagnosis.locate import candidate_sites
-from transparity_conformance.diagnosis.probe_result import Results, error_profile, logits_error, still_wrong
+from transparity_conformance.diagnosis.probe_result import (
+    ProbeResult,
+    Results,
+    error_profile,
+    logits_error,
+    still_wrong,
+)
+from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
-from transparity_conformance.diagnosis.segment import Combination, Segment
+from transparity_conformance.diagnosis.search.search import BEAM
+from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
 from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.undetermined import judged
@@ -27,11 +38,122 @@ MOST_EXPLAINED = 40
 
 
 def explain_all(
-    results: Results, faulty: list[str], dtype: str, progress: Progress, clock: Clock, ranks: int = 1
+    results: Results,
+    faulty: list[str],
+    dtype: str,
+    progress: Progress,
+    clock: Clock,
+    ranks: int = 1,
+    answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
     """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out.
 
+    Activations that were found by value may be others than they were taken for. Then causes are told if the `answer`
+    follows from them, and the fewest are preferred: one fault that gives the logits, the fewest of those that explain
+    the segments, or two that give the logits.
+
     On several `ranks`, faults of the way in which the port is sharded are tried, too.
+    """
+    if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
+        return told
+    divergences, explanations, fewest = _by_segment(results, faulty, dtype, progress, clock, ranks, answer)
+    if answer and answer.is_wrong:
+        every = [fewest] if fewest else answer.pairs()
+        if told := _by_answer(answer, results, faulty, every, explanations):
+            return told
+        divergences = _consistent(answer, results, divergences, explanations)
+    return _named(divergences, explanations)
+
+
+def _consistent(
+    answer: Answer,
+    results: Results,
+    divergences: Sequence[Divergence],
+    explanations: Mapping[str, Explanation],
+) -> list[Divergence]:
+    """Divergences without the causes that the answer does not follow from: those of activations that were found by
+    value, if all causes and the port's values at unexplained taps do not give its logits, or if what one is made from,
+    or what is made from it, is unexplained, for it may be no such activation."""
+    unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
+    told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
+    follows = answer.follows(results, told, unexplained)
+    return [
+        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
+        if each.where in answer.found and not (follows and not _is_beside(results, each.where, unexplained))
+        else each
+        for each in divergences
+    ]
+
+
+def _is_beside(results: Results, tap: str, others: Sequence[str]) -> bool:
+    """Return whether one of the other taps is made from a tap, or a tap from it, without another one in between."""
+    return any(_feeds(results, tap, other) or _feeds(results, other, tap) for other in others)
+
+
+def _feeds(results: Results, tap: str, other: str) -> bool:
+    result = next(each for each in results.values() if tap in each.recorded)
+    changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
+    ours, theirs = (walk(result.probe, given, until=other)[other] for given in (result.recorded, changed))
+    return not np.array_equal(ours, theirs, equal_nan=True)
+
+
+def _by_answer(
+    answer: Answer,
+    results: Results,
+    faulty: list[str],
+    every: Sequence[Combination],
+    earlier: Mapping[str, Explanation] = MappingProxyType({}),
+) -> tuple[Divergence, ...]:
+    """The divergences of the combination that gives the answer and contradicts the fewest activations; none if there is
+    none, or if it contradicts those that the port shows by itself.
+
+    Activations that are wrong with it all the same make no difference to the answer, or were taken for others. An
+    explanation of a segment by the same faults is kept.
+    """
+    wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
+    wrong.sort(key=lambda each: len(each[0]))
+    if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
+        return ()
+    told, ranked = wrong[0][1], [each for _, each in wrong]
+    probes = {result.probe.name: result.probe for result in results.values()}
+    elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
+    divergences, explanations = list[Divergence](), dict[str, Explanation]()
+    for tap in faulty:
+        segment = segment_of(results, tap, answer.dtype, answer.ranks)
+        best = next((each for each in [*((one,) for one in told), told] if segment.vanishes(each)), ())
+        if any(tap in each.sites or each in elsewhere for each in best):
+            elsewhere = [each for each in elsewhere if each not in best]
+            rivals = [each for each in ranked[1:] if len(each) == len(best) == 1 and segment.vanishes(each)]
+            kept = earlier.get(tap)
+            is_same = kept is not None and _ids(kept.chosen) == _ids(best)
+            explanations[tap] = kept if kept and is_same else explained_by(segment, (), [best, *rivals], probes)
+            divergences.append(_divergence(results, tap, explanations[tap]))
+        elif tap in _worst(results, tap).misshapen:
+            divergences.append(_divergence(results, tap, Explanation()))
+    placed = {name for each in explanations.values() for name in _ids(each.chosen)}
+    if rest := tuple(each for each in told if each.fault.id not in placed):  # at no activation that was found
+        others = tuple(each for each in told if each.fault.id in placed)
+        explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
+        divergences.append(_divergence(results, "logits", explanations["logits"]))
+    return _named(divergences, explanations)
+
+
+def _ids(chosen: Combination) -> set[str]:
+    return {each.fault.id for each in chosen}
+
+
+def _by_segment(
+    results: Results,
+    faulty: list[str],
+    dtype: str,
+    progress: Progress,
+    clock: Clock,
+    ranks: int,
+    answer: Answer | None,
+) -> tuple[list[Divergence], dict[str, Explanation], Combination]:
+    """Explain every segment by itself, from the port's own activations in front of it, until the answer follows.
+
+    Returns: the divergences and explanations so far, and the fewest of their faults from which the answer follows.
     """
     known = _whole_model_fault(results, faulty, dtype)
     divergences: list[Divergence] = []
@@ -42,31 +164,48 @@ def explain_all(
     explanations: dict[str, Explanation] = {}
     for done, tap in enumerate(faulty):
         progress("looking for causes", done, len(faulty))
-        worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
-        name, error, budget = worst.probe.name, worst.errors[tap], worst.budgets[tap]
+        worst = _worst(results, tap)
         if tap in worst.misshapen or done >= MOST_EXPLAINED:
-            divergences.append(Divergence(tap, error, budget, probe=name, is_misshapen=tap in worst.misshapen))
+            divergences.append(_divergence(results, tap, Explanation()))
             continue
-        segment = _segment(results, tap, dtype, ranks)
+        segment = segment_of(results, tap, dtype, ranks)
         if known and segment.vanishes(known):
             continue
-        found = explain(segment, candidate_sites(worst, tap), known, others, explanations, clock)
-        explanations[tap] = found
-        known = (*known, *found.chosen)
-        ours = walk(worst.probe, worst.recorded, until=tap)[tap]
-        shown = worst.recorded
-        actual = judged(worst.probe, tap, shown[tap], ours, dtype, shown)
-        profile = {} if found.causes else error_profile(actual, ours)
-        ties = found.indistinguishable, found.split_by
-        divergences.append(Divergence(tap, error, budget, found.causes, *ties, name, profile))
-        if found.remains:
+        explanations[tap] = explain(segment, candidate_sites(worst, tap), known, others, explanations, clock)
+        known = (*known, *explanations[tap].chosen)
+        divergences.append(_divergence(results, tap, explanations[tap], dtype))
+        if explanations[tap].remains:
             divergences.append(_remaining(segment, known))
-    return tuple(_exchanged(_reshaped(divergence, explanations), explanations) for divergence in divergences)
+        elif answer and (new := explanations[tap].chosen) and (fewest := answer.fewest_of(known, new)):
+            return divergences, explanations, fewest
+    return divergences, explanations, ()
+
+
+def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
+    """The divergences, with exchanges and other shapes named as such."""
+    return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
+
+
+def _worst(results: Results, tap: str) -> ProbeResult:
+    """The probe on which a tap is most wrong."""
+    return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
+
+
+def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
+    """The divergence of a segment with its explanation, and the profile of its error if there is none."""
+    worst, profile = _worst(results, tap), {}
+    is_misshapen = tap in worst.misshapen
+    if dtype and not found.causes:
+        ours, shown = walk(worst.probe, worst.recorded, until=tap)[tap], worst.recorded
+        profile = error_profile(judged(worst.probe, tap, shown[tap], ours, dtype, shown), ours)
+    numbers = worst.errors[tap], worst.budgets[tap]
+    ties = found.indistinguishable, found.split_by
+    return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
     """A remark on the fields that differ, where the logits alone are known and nothing explains them."""
-    segment = _segment(results, "logits", dtype)
+    segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
     if not segment.is_whole_model:
@@ -84,19 +223,6 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
         "configuration of a PyTorch module"
     )
     return [says]
-
-
-def _segment(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
-    having = [result for result in results.values() if tap in result.recorded]
-    return Segment(
-        tap,
-        [result.probe for result in having],
-        {result.probe.name: result.recorded for result in having},
-        {result.probe.name: result.budgets[tap] for result in having},
-        dtype,
-        {result.probe.name: result.right for result in having},
-        ranks,
-    )
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:

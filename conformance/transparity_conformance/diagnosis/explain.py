@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.catalogue import faults_at, hypotheses, whole_model
+from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.diagnosis.search.search import DEEPEST, Search
+from transparity_conformance.diagnosis.search.fitting import fittables
+from transparity_conformance.diagnosis.search.search import DEEPEST, PAIR, Search, screen_of
 from transparity_conformance.diagnosis.segment import Combination, Segment, rms
 from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.probes import Probe
@@ -55,21 +56,32 @@ def explain(
         earlier: Explanations of other segments: a fault in one layer is likely in the next.
         clock: The time that is left for the search; when it runs out, nothing is explained.
     """
-    screen = _screen(segment, known)
-    before = rms(segment.left(screen, known))
-    if (same := _same_as_earlier(segment, known, before, screen, earlier)) is not None:
+    search = Search.at(segment, sites, known, clock)
+    before = rms(segment.left(search.screen, known))
+    if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
-    candidates = hypotheses(screen.config, sites, segment.ranks)
-    if segment.tap == "logits":
-        candidates += whole_model(screen.config)
-    likely = [combination for combination, _ in _made_before(segment, screen, earlier)]
-    deepest = 1 if _in_vain(segment, earlier) else 2 if segment.is_whole_model else DEEPEST
+    likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
+    deepest = 1 if _in_vain(segment, earlier) else PAIR if segment.is_whole_model else DEEPEST
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
-        found, remains = Search(segment, known, screen, candidates, sites, clock).run(likely, deepest)
+        found, remains = search.run(likely, deepest)
     if not found:
         return Explanation()
-    chosen, *rest = _uncontradicted_first(segment, known, screen, found)
+    found = _uncontradicted_first(segment, known, search.screen, found)
+    return explained_by(segment, known, found, others, remains=remains)
+
+
+def explained_by(
+    segment: Segment,
+    known: Combination,
+    found: Sequence[Combination],
+    others: Mapping[str, Probe],
+    *,
+    remains: bool = False,
+) -> Explanation:
+    """The explanation of the difference at `segment` by the first of equally good combinations."""
+    (chosen, *rest), screen = found, screen_of(segment, known)
+    before = rms(segment.left(screen, known))
     causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     causes = causes if remains else _nothing_left(causes)
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
@@ -95,17 +107,6 @@ def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
     """Return whether two segments of the same code were searched for several faults without a result."""
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
     return sum(not each.causes for each in alike) > 1
-
-
-def _screen(segment: Segment, known: Combination) -> Probe:
-    """The probe that disagrees most, of the ordinary size if any does: numbers in reports are for that size."""
-    shares = {
-        probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
-    }
-    ordinary = [
-        probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
-    ]
-    return max(ordinary or segment.probes, key=lambda probe: shares[probe.name])
 
 
 def _same_as_earlier(
@@ -146,11 +147,12 @@ def _nothing_left(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """The fault as it is made at this segment; parameters that are taken from elsewhere depend on the place."""
-    if fault.taken_from is None:
-        return fault
-    made = (each for each in faults_at(screen.config, segment.tap, segment.ranks) if each.id == fault.id)
-    return next((each for each in made if each.variant == fault.variant), None)
+    """The fault as it is made at this segment, if it can be; parameters that are taken from elsewhere depend on the
+    place."""
+    every = faults_at(screen.config, segment.tap, segment.ranks)
+    made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
+    fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
+    return made if fault.taken_from or made else fault if fault.id in fitted else None
 
 
 def tap_kind(tap: str) -> str:

@@ -22,7 +22,8 @@ from transparity_conformance.diagnosis.reach.conventions import (
 )
 from transparity_conformance.diagnosis.reach.impact import with_impact
 from transparity_conformance.diagnosis.reduced_precision import declared_by, find_rounding, how_to_declare
-from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
+from transparity_conformance.diagnosis.search.answer import Answer
+from transparity_conformance.diagnosis.search.clock import BUDGET, STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import several_fields
 from transparity_conformance.oracle.budgets import HALF
 from transparity_conformance.oracle.probes import Probe
@@ -62,16 +63,16 @@ def judge(
     located: Located = ignore_report,
     ranks: int = 1,
     needs_logits: bool = True,
+    answer: Answer | None = None,
 ) -> Report:
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
-        port, dtype: Its name in the report; the precision whose budgets apply.
-        logits_only: Ignore all activations but the logits.
+        port, dtype, logits_only: Its name; the precision whose budgets apply; ignore all but the logits.
         not_compared, repeated: Further lines for the report; the comparison of two runs on the same tokens, if any.
-        clock: The time for the search for causes; by default `BUDGET` seconds.
-        located, ranks: Receives divergences before causes are sought; the ranks of a port that is right on one, else 1.
-        needs_logits: Whether a probe without logits is left out; else it is compared, and cannot agree.
+        clock, located: The time for the search for causes (`BUDGET` seconds); receives divergences before it.
+        ranks, needs_logits: Those of a port that is right on one, else 1; leave out a probe without logits.
+        answer: The logits, and what is known to explain them, where taps were found by value.
 
     Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
     """
@@ -85,7 +86,7 @@ def judge(
             return report("inconclusive", None)
         if repeated and repeated.verdict == "diverges":
             return report("diverges", repeated.where, (_random_divergence(repeated, next(iter(results))),))
-        search = _Search(progress or ignore_progress, clock or Clock(BUDGET, progress), located, ranks)
+        search = _Search(progress or ignore_progress, clock or Clock(BUDGET, progress), located, ranks, answer)
         return _verdict(report, results, measured, dtype, _is_complete(probes, results, dtype), search)
 
 
@@ -130,6 +131,7 @@ class _Search:
     clock: Clock
     located: Located
     ranks: int
+    answer: Answer | None
 
 
 def _verdict(
@@ -179,10 +181,10 @@ def _explained(
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
     """The divergences with their causes, as far as there is time, remarks on the search, and fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
-    if any(result.probe.is_large for result in results.values()):
-        clock.begin()  # looking for a rounding may have taken longer than all of it
+    is_large = any(result.probe.is_large for result in results.values())
+    clock.begin(1 if is_large else STAGES)  # looking for a rounding may have taken longer than all of it
     with clock.interruptible():
-        divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks)
+        divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
         if not clock.is_interrupted and len(results) > 1:  # one call alone tells of no configuration
             remarks += departures_note(results, divergences, dtype)

@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.probe_result import Results
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
@@ -124,6 +125,20 @@ class Segment:
         """Remember the size of `left`, the remaining difference."""
         largest = float(np.abs(left).max(initial=0.0))
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
+
+
+def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
+    """The segment that ends at a tap, on the probes on which the port shows it."""
+    having = [result for result in results.values() if tap in result.recorded]
+    return Segment(
+        tap,
+        [result.probe for result in having],
+        {result.probe.name: result.recorded for result in having},
+        {result.probe.name: result.budgets[tap] for result in having},
+        dtype,
+        {result.probe.name: result.right for result in having},
+        ranks,
+    )
 
 
 def rms(left: np.ndarray) -> float:

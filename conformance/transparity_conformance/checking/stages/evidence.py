@@ -17,6 +17,7 @@ from transparity_conformance.checking.stages.forms import AnswerForm
 from transparity_conformance.checking.systems import probes_on
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Located, Progress
+from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import NOT_ASKED, RecordedPort
 from transparity_conformance.oracle.budgets import HALF
@@ -116,6 +117,8 @@ class Evidence(LastReport):
     """The form of the answers, if they are no logits."""
     recorded: RecordedPort = NOT_ASKED
     """The operations of a port whose logits are wrong."""
+    answer: Answer | None = None
+    """The wrong logits of a port whose operations are recorded, with the single faults that give them."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 

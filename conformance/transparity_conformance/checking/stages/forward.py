@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 
@@ -16,8 +15,17 @@ from transparity_conformance.checking.stages.forms import form_of, in_form
 from transparity_conformance.checking.stages.reach import can_be_walked
 from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import coverage_of
+from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.identify.alignment.heard import NOT_ASKED, RecordedPort, hear, row_of, wrong_logits
+from transparity_conformance.diagnosis.segment import Combination
+from transparity_conformance.identify.alignment.heard import (
+    NOT_ASKED,
+    RecordedPort,
+    hear,
+    row_of,
+    shows_all,
+    wrong_logits,
+)
 from transparity_conformance.identify.alignment.lines.cached import with_line_of_step
 from transparity_conformance.identify.alignment.lines.exchanges import with_exchanges
 from transparity_conformance.identify.alignment.lines.reported import with_first_line, with_lines
@@ -75,14 +83,21 @@ def listen(evidence: Evidence) -> None:
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
         evidence(Report(arguments.name, "diverges", "logits", (wrong,), dtype=arguments.dtype, port=arguments.port))
-        clock = evidence.clock
-        evidence.recorded = hear(ran.forwards, ran.probes, ran.actual, arguments.dtype, clock, evidence.progress)
+        clock, dtype = evidence.clock, arguments.dtype
+        answer = Answer.of(ran.probes, ran.actual, dtype, clock, evidence.judged_ranks)
+        known: Combination = ()
+        if not shows_all(ran.probes, ran.actual):
+            evidence.answer, known = answer, answer.single()
+        evidence.recorded = hear(
+            ran.forwards, ran.probes, ran.actual, dtype, clock.part(), evidence.progress, known=known
+        )
 
 
 def judge_answers(evidence: Evidence) -> None:
     """Compare the answers with the oracle, and find causes and lines."""
     ran = evidence.ran
-    evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, evidence.clock, evidence.repeated)
+    further = evidence.clock, evidence.answer, evidence.repeated
+    evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
 
 
 def _judged(
@@ -91,45 +106,33 @@ def _judged(
     actual: Actual,
     recorded: RecordedPort,
     clock: Clock,
+    answer: Answer | None,
     repeated: ClaimResult | None = None,
 ) -> Report:
-    """The verdict on what the port shows; with its recorded operations, unless the logits alone explain more."""
+    """The verdict on what the port shows, with its recorded operations."""
     arguments = evidence.arguments
-    verdict_on = functools.partial(
-        judge,
-        arguments.name,
-        port=arguments.port,
-        dtype=arguments.dtype,
-        logits_only=arguments.logits_only,
-        progress=evidence.progress,
-        repeated=repeated,
-        clock=clock,
-        ranks=evidence.judged_ranks,
-    )
     every = {**recorded.probes, **probes}  # what one row tells first is not asked of the others
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
+    if answer is not None:
+        answer.found = {tap for call in recorded.calls.values() for tap in call.taps}.difference(*actual.values())
     try:
-        report = verdict_on(every, shown, located=lambda found: evidence(with_first_line(found, recorded, every)))
-        report = with_lines(with_exchanges(report, recorded, every, actual), recorded, every)
+        report = judge(
+            arguments.name,
+            every,
+            shown,
+            port=arguments.port,
+            dtype=arguments.dtype,
+            logits_only=arguments.logits_only,
+            progress=evidence.progress,
+            repeated=repeated,
+            clock=clock,
+            located=lambda first: evidence(with_first_line(first, recorded, every)),
+            ranks=evidence.judged_ranks,
+            answer=answer if recorded.calls else None,
+        )
     except Interrupted as ended:
         raise Interrupted(with_lines(ended.report, recorded, every)) from None
-    if not recorded.calls or all(fault.causes for fault in report.faults):
-        return report
-    try:
-        alone = verdict_on(probes, actual)
-    except Interrupted:
-        raise Interrupted(report) from None
-    if not all(fault.causes for fault in alone.faults):
-        return report
-    # what has no cause makes no difference to the logits
-    report = dataclasses.replace(report, faults=tuple(fault for fault in report.faults if fault.causes))
-    return report if _mistakes(alone) <= _mistakes(report) else with_lines(alone, recorded, probes)
-
-
-def _mistakes(report: Report) -> set[tuple[str, str]]:
-    """The causes, and what they say without their places."""
-    causes = (cause for fault in report.faults for cause in fault.causes)
-    return {(cause.mistake, cause.says.partition(", at ")[0]) for cause in causes}
+    return with_lines(with_exchanges(report, recorded, every, actual), recorded, every)
 
 
 def find_unsteady_line(evidence: Evidence) -> None:
@@ -199,11 +202,12 @@ def explain_at_other_size(evidence: Evidence) -> None:
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
     if isinstance(taps, PortError):  # it answered this call before, and wrongly
         return
-    probes, actual, recorded = {probe.name: probe}, {probe.name: taps}, NOT_ASKED
+    probes, actual, recorded, answer = {probe.name: probe}, {probe.name: taps}, NOT_ASKED, None
     if not arguments.logits_only:
         forwards = {id(wrong.parameters): forward}
+        answer = Answer.of(probes, actual, arguments.dtype, clock, evidence.judged_ranks)
         recorded = hear(forwards, probes, actual, arguments.dtype, clock, evidence.progress, row)
-    found = _judged(evidence, probes, actual, recorded, clock)
+    found = _judged(evidence, probes, actual, recorded, clock, answer)
     evidence.report = report
     if any(fault.causes or fault.source for fault in found.faults):
         kept = tuple(fault for fault in report.faults if fault.where != "logits" or fault.causes)

@@ -19,6 +19,9 @@ WALKS = 20_000
 CANDIDATES = 300
 """About as many are tried at a segment before there is none left."""
 
+STAGES = 4
+"""The logits are searched, then the operations, then the segments, then what the logits and the segments lack."""
+
 STEP = 0.1
 """Seconds between two announcements of progress."""
 
@@ -55,9 +58,13 @@ class Clock:
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
-    def begin(self) -> None:
-        """Start again: what was spent before did not search."""
-        self.end = time.thread_time() + self.seconds
+    def part(self) -> Clock:
+        """A clock for one of the stages, with its part of the time, or with what is left."""
+        return Clock(min(self.left, self.seconds / STAGES), self.watch)
+
+    def begin(self, stages: int = 1) -> None:
+        """Leave at least the time for one of so many stages: what was spent before did not search."""
+        self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
     def left(self) -> float:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 
-from transparity_conformance.catalogue import widest
+from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fitting import Fittable, by_size, fit, fittables, of_each_kind
@@ -24,7 +25,10 @@ WALKS = 500
 """Walks of one sweep: as many combinations are extended by every candidate as it allows for."""
 
 DEEPEST = 3
-"""The most faults that are put together in a segment; two where logits are all that is known, which more would fit."""
+"""The most faults that are put together in a segment."""
+
+PAIR = 2
+"""The most where logits are all that is known, which more would fit."""
 
 SAMPLE = 4096
 """Effects are added at this many random elements: those of a large model would not fit into memory."""
@@ -79,6 +83,7 @@ class Search:
         screen: The probe on which candidates are ranked.
         sites: The taps at which faults may be made.
         clock: The walks and the time that are left.
+        only_wide: Whether faults with a number are made only wherever possible, too.
 
     Every method raises `OutOfTime` if it runs out.
     """
@@ -91,11 +96,26 @@ class Search:
         candidates: list[Hypothesis],
         sites: list[str],
         clock: Clock,
+        *,
+        only_wide: bool = False,
     ) -> None:
+        self.only_wide = only_wide
         self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
         self.candidates, self.sites = candidates, sites
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
         """The fitted faults, each with what it was made of, by `id`."""
+
+    @classmethod
+    def at(
+        cls, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
+    ) -> Self:
+        """The search of the whole catalogue, or only of faults that are made wherever possible."""
+        screen = screen_of(segment, known)
+        candidates = hypotheses(screen.config, sites, segment.ranks)
+        if segment.tap == "logits":
+            candidates += whole_model(screen.config)
+        chosen = widest(candidates) if only_wide else candidates
+        return cls(segment, known, screen, chosen, sites, clock, only_wide=only_wide)
 
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
         """Return equally good combinations of at most `deepest` faults, the fewest and the preferred first, and whether
@@ -123,6 +143,14 @@ class Search:
             of_one_size = found if found and self.segment.is_whole_model else of_one_size
             best = self._beam(made, numbers)
         return (of_one_size or self.partial()), True
+
+    def singles(self) -> list[Combination]:
+        """Return the single faults that explain every probe, of the catalogue or with a number, the preferred first."""
+        for ranked in (self._ranked, self._numbered([()])):
+            found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
+            if found and not remains:
+                return found
+        return []
 
     def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
         """The combinations to extend. Of logits alone: the two best numbers, and faults made wherever possible."""
@@ -169,7 +197,7 @@ class Search:
         """The best combinations with one number more, fitted; where they have one already, by turns."""
         every = fittables(self.screen.config, self.sites)
         is_pair = self.segment.is_whole_model and best[0] != ()
-        numeric = of_each_kind(every) if is_pair else list(every)
+        numeric = of_each_kind(every) if is_pair or self.only_wide else list(every)
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
             ends = [(*chosen, one) for each in numeric if (one := self._fit(each, chosen))]
@@ -321,6 +349,17 @@ class Search:
             if segment.share(screen, combined) <= 1 and segment.vanishes(combined, probes):
                 found.append(chosen)
         return sorted(found, key=lambda chosen: (len(chosen), _preference(chosen[0])))
+
+
+def screen_of(segment: Segment, known: Combination) -> Probe:
+    """The probe that disagrees most, of the ordinary size if any does: numbers in reports are for that size."""
+    shares = {
+        probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
+    }
+    ordinary = [
+        probe for probe in segment.probes if probe.config == segment.probes[0].config and shares[probe.name] > 1
+    ]
+    return max(ordinary or segment.probes, key=lambda probe: shares[probe.name])
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
-from transparity_conformance.identify.alignment.features import reordered
+from transparity_conformance.diagnosis.segment import Combination
+from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.flow import flow_of
 from transparity_conformance.identify.alignment.found import Found, Matches
 from transparity_conformance.identify.alignment.gaps import between, repeated
 from transparity_conformance.identify.alignment.known_faults import (
     ByOperation,
     behind_faults,
+    faults_of,
     followed,
     made_by_a_fault,
     may_be_chosen,
 )
-from transparity_conformance.identify.alignment.moved import further_on, only_passed, rearranged
+from transparity_conformance.identify.alignment.moved import further_on, only_passed, rearranged, reordered
 from transparity_conformance.matching.layout import Layout
 from transparity_conformance.matching.recorded import Match, Recorded
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe
 
 
-def align(probe: Probe, port: Recorded, clock: Clock) -> Matches:
+def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
     """Find the reference's taps among the values of a port; those behind a fault from the port's own value on.
 
     Args:
         port: everything that the port computed; the last value is its answer.
         clock: the time for what lies behind faults.
+        known: faults of the port, which are put into the reference.
     """
-    aligning = _Aligning(Found(probe, port, flow_of(probe), clock, {}))
+    aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
         aligning.alternate()
     aligning.complete()
@@ -62,7 +66,19 @@ class _Aligning:
                 return
             passed = only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))
             self.left_out |= set(passed)
-            self.found = self.found.without(passed).adding(resumed)
+            self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
+
+    def _with_faults(self, resumed: Found, taps: Matches) -> Found:
+        """The taps that were resumed, in a reference that has their faults wherever they can be made, if then more of
+        its values are the port's: one wrong line is wrong in every layer."""
+        best, gained = resumed, len(resumed.equal())
+        for tap, match in taps.items():
+            for fault in faults_of(self.found, tap, match):
+                with contextlib.suppress(Impossible):
+                    wide = dataclasses.replace(resumed, known=(*resumed.known, fault))
+                    if len(wide.equal()) > gained:
+                        best, gained = wide, len(wide.equal())
+        return best
 
     def complete(self) -> None:
         """Add what no value tells: the answer, what other layers tell, and what lies between faults."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
@@ -46,24 +47,31 @@ class Flow:
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
-def flow_of(probe: Probe) -> Flow:
+def flow_of(probe: Probe, known: Combination = ()) -> Flow:
     """The flow of data of the reference, seen in what changes when a tap is another; of a large model, in a small one
-    with as many layers."""
+    with as many layers and without the faults that are `known`."""
     if probe.is_large:
+        known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
         small = small_system(probe.config, **layers)
         probe = Probe(
             probe.case, "flow", "the flow of data", small, probe_parameters(small), mixed_inputs(small, 0, 9, 7)
         )
-    ours = walk(probe, {})
-    outputs = {tap: frozenset(dependents(probe, ours, ours, tap)) - {tap} for tap in ours}
+    ours = walk(probe, {}, known)
+    outputs = {tap: frozenset(dependents(probe, ours, ours, tap, known)) - {tap} for tap in ours}
     inputs = {tap: frozenset(name for name in ours if tap in outputs[name]) for tap in ours}
     return Flow(inputs, outputs)
 
 
-def dependents(probe: Probe, values: Mapping[str, np.ndarray], ours: Mapping[str, np.ndarray], tap: str) -> set[str]:
+def dependents(
+    probe: Probe,
+    values: Mapping[str, np.ndarray],
+    ours: Mapping[str, np.ndarray],
+    tap: str,
+    known: Combination = (),
+) -> set[str]:
     """The taps that the reference makes from `tap` without passing through another one that is given."""
-    moved = walk(probe, {**values, tap: perturbed(values[tap])})
+    moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 

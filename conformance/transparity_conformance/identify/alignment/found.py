@@ -11,6 +11,7 @@ import numpy as np
 
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.flow import Flow
 from transparity_conformance.matching.recorded import Match, Recorded
@@ -30,6 +31,8 @@ class Found:
     clock: Clock
     """The time that is left."""
     matches: Matches
+    known: Combination = ()
+    """Faults of the port, which the reference has, too."""
 
     def adding(self, matches: Matches) -> Found:
         """Return the same with more taps, or with others."""
@@ -48,11 +51,11 @@ class Found:
     @functools.cached_property
     def ours(self) -> Mapping[str, np.ndarray]:
         """The reference's values of all taps, each made from the port's."""
-        return walk(self.probe, self.values)
+        return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
         """Return the reference's value of one tap, with faults."""
-        return walk(self.probe, self.values, faults, until=tap)[tap]
+        return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
         """Return the operation of a tap."""
@@ -117,7 +120,7 @@ class Found:
         """The number of taps behind `tap` that are among the port's values only with a match, and not behind one that
         is not."""
         value = self.port.read(match)
-        now = walk(self.probe, {**self.values, tap: value})
+        now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]
         gained, absent = 0, set[str]()
         for name in changed:

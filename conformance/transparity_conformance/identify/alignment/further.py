@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.flow import Flow, flow_of
 from transparity_conformance.identify.alignment.found import Found
@@ -34,22 +35,22 @@ def further_on_probes(
         read: the taps of the calls of `probes` by a plan.
         clock: the time that is left.
     """
-    wrong = _wrong_taps(probes, read(plan), dtype)
-    flow = flow_of(row) if wrong else Flow({}, {})
+    wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
+    flow = flow_of(row, plan.known) if wrong else Flow({}, {})
     for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
-        for match in _later(Found(row, plan.port, flow, clock, plan.matches), tap):
-            other = planned(plan.port, {**plan.matches, tap: match})
-            if not _wrong_taps(probes, read(other), dtype) & flow.outputs[tap]:
+        for match in _later(Found(row, plan.port, flow, clock, plan.matches, plan.known), tap):
+            other = planned(plan.port, {**plan.matches, tap: match}, plan.known)
+            if not _wrong_taps(probes, read(other), dtype, plan.known) & flow.outputs[tap]:
                 plan = other
                 break
     return plan
 
 
-def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str) -> set[str]:
+def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
     """The taps that the reference makes otherwise from the port's own values, on some probe, by more than rounding."""
     wrong: set[str] = set()
     for key, shown in taps.items():
-        probe, ours = probes[key], walk(probes[key], shown)
+        probe, ours = probes[key], walk(probes[key], shown, known)
         gaps = {tap: judged_gap(probe, tap, value, ours[tap], dtype, shown) for tap, value in shown.items()}
         wrong |= {tap for tap, apart in gaps.items() if not apart <= probe.oracle.budget(tap, dtype)}
     return wrong

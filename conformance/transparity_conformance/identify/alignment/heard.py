@@ -18,6 +18,7 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.further import further_on_probes
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
@@ -104,6 +105,7 @@ def hear(
     clock: Clock,
     progress: Progress,
     row: Probe | None = None,
+    known: Combination = (),
 ) -> RecordedPort:
     """Listen to a port whose logits are wrong; the taps that it shows by itself are its own.
 
@@ -112,19 +114,25 @@ def hear(
         clock: the time for finding what lies behind faults.
         row: one row without padding, on which taps are found; that of the first probe without it. A large model is
             listened to on it alone.
+        known: faults that give the logits, with which the reference makes the port's values.
     """
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
-    if all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items()):
+    if shows_all(probes, actual):
         return NOT_ASKED
     if reason := _why_not(row, clock):
         return RecordedPort({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
     try:
-        return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress)
+        return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress, known)
     except PortProcessError:
         raise
     except PortError as error:
         return RecordedPort({}, (f"the port could not be listened to: {error}",))
+
+
+def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
+    """Return whether a port shows every tap by itself."""
+    return all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items())
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
@@ -154,15 +162,16 @@ def _heard(
     dtype: str,
     clock: Clock,
     progress: Progress,
+    known: Combination,
 ) -> RecordedPort:
     progress("listening to the port", 0, len(probes) + 1)
     taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
         return RecordedPort({}, ("no operation of the port was heard; with taps of its own, more is found",))
-    plan = plan_of(row, operations, taps["logits"], dtype, clock)
+    plan = plan_of(row, operations, taps["logits"], dtype, clock, known)
     loops, has_loops = without_loops(row, operations), False
     if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
-        other = plan_of(row, loops, taps["logits"], dtype, clock)
+        other = plan_of(row, loops, taps["logits"], dtype, clock, known)
         has_loops = len(other.matches) > len(plan.matches)
         plan, operations = (other, loops) if has_loops else (plan, operations)
     every = probes or {row.name: row}

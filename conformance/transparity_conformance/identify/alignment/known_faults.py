@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from transparity_conformance.catalogue import faults_at
-from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.found import Found
 from transparity_conformance.identify.alignment.intermediate import intermediates
@@ -25,13 +25,23 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
     """
     strict: ByOperation = {}
     loose: ByOperation = {}
-    for value in _faulty(found, tap, of_weights=of_weights):
+    for _, value in _faulty(found, tap, of_weights=of_weights):
         on_its_way = lambda index: found.admits(tap, index) and found.leads_on(tap, index)  # noqa: E731
         if match := found.port.nearest(value, may_be=on_its_way):
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
     return strict or loose  # an operation that makes another tap makes this one only if no other does
+
+
+def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
+    """The faults with which the reference has the value of a match at a tap, each wherever it can be made."""
+    value = found.port.read(match)
+    same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
+    for fault in same:
+        every = ((each, other) for each in found.ours for other in faults_at(found.probe.config, each))
+        sites = (each for each, other in every if (other.id, other.variant) == (fault.id, fault.variant))
+        yield Hypothesis(fault, tuple(sites))
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
@@ -77,13 +87,13 @@ def is_reached(found: Found, tap: str) -> bool:
     return made_by_a_fault(found, tap, behind_faults(found, tap)) is not None
 
 
-def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[np.ndarray]:
+def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
     """The value of the reference at `tap` with every fault that can be made there."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:
             continue
         try:
-            yield found.at(tap, (Hypothesis(fault, (tap,)),))
+            yield fault, found.at(tap, (Hypothesis(fault, (tap,)),))
         except Impossible:
             continue

@@ -12,6 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.found import Matches
@@ -36,9 +37,13 @@ class Plan:
     """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
     unchanged: Mapping[str, Sequence[Match]]
     """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
+    known: Combination
+    """The faults of the reference that was aligned."""
 
 
-def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock) -> Plan:
+def plan_of(
+    probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str, clock: Clock, known: Combination = ()
+) -> Plan:
     """Align the operations of a call with the reference.
 
     Args:
@@ -47,9 +52,10 @@ def plan_of(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, d
         answer: the logits that it returned.
         dtype: the precision of the port.
         clock: the time for what lies behind faults.
+        known: faults of the port, which are put into the reference.
     """
     port = recorded(probe, operations, answer, dtype)
-    return planned(port, align(probe, port, clock))
+    return planned(port, align(probe, port, clock, known), known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
@@ -59,12 +65,12 @@ def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, 
     return Recorded(once, answer, heads, dtype)
 
 
-def planned(port: Recorded, matches: Matches) -> Plan:
+def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
     """The plan with these operations for the taps."""
     ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
     unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
-    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found})
+    return Plan(port, matches, in_order, {tap: found for tap, found in unchanged.items() if found}, known)
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
@@ -124,7 +130,7 @@ def read(
                 ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
         ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
         if ways:
-            taps[tap], numbers[tap] = ways[0] if len(ways) == 1 else _nearest(probe, taps, tap, ways)
+            taps[tap], numbers[tap] = ways[0] if len(ways) == 1 else _nearest(plan, probe, taps, tap, ways)
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
 
 
@@ -211,10 +217,12 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 
 
-def _nearest(probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, int]:
+def _nearest(
+    plan: Plan, probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]
+) -> tuple[np.ndarray, int]:
     """The way to read a value that is nearest to the reference's on the port's own activations, with its operation."""
     before = {name: value for name, value in taps.items() if name != "logits"}
-    ours = walk(probe, before, until=tap)[tap]
+    ours = walk(probe, before, plan.known, until=tap)[tap]
     with np.errstate(invalid="ignore"):
         return min(ways, key=lambda way: float(np.abs(way[0] - ours).max()))
 

@@ -1,0 +1,164 @@
+"""Causes of the whole answer: faults with which the reference, run by itself, gives the port's logits on every probe.
+
+They are the condition for every cause that is told. Activations that were found by value may be others than those that
+they were taken for, so the fewest faults that give the answer are preferred to those that explain each activation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from transparity_conformance.catalogue import faults_at
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, groups
+from transparity_conformance.diagnosis.locate import candidate_sites
+from transparity_conformance.diagnosis.probe_result import Results, compare_segments, still_wrong
+from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
+from transparity_conformance.diagnosis.search.fitting import fittables
+from transparity_conformance.diagnosis.search.search import DEEPEST, PAIR, Search
+from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
+from transparity_conformance.oracle.probes import Probe
+
+Taps = Mapping[str, Mapping[str, np.ndarray]]
+"""The activations of a port, by probe and tap."""
+
+
+class Answer:
+    """The logits of a port on every probe, whatever else it shows.
+
+    Args:
+        alone: the logits on every probe, and nothing else.
+        dtype, clock, ranks: as for every search.
+    """
+
+    found: Collection[str] = ()
+    """The taps that were found among a port's operations by value, and that it does not show by itself."""
+
+    singles: Sequence[Combination] = ()
+    """The single faults that give the answer, as far as they were sought."""
+
+    def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
+        self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
+        self.tried: set[frozenset[str]] = set()
+
+    @classmethod
+    def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
+        """The answer of a port that was run on `probes`."""
+        shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
+        finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
+        return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
+
+    @functools.cached_property
+    def segment(self) -> Segment:
+        """The whole model as one segment."""
+        return segment_of(self.alone, "logits", self.dtype, self.ranks)
+
+    @property
+    def is_large(self) -> bool:
+        """Return whether a walk of the whole model takes long."""
+        return any(each.probe.is_large for each in self.alone.values())
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether the logits are wrong on some probe."""
+        return any(each.wrong for each in self.alone.values())
+
+    @functools.cached_property
+    def sites(self) -> list[str]:
+        """All taps at which a fault may have been made."""
+        return candidate_sites(max(self.alone.values(), key=lambda each: each.share("logits")), "logits")
+
+    @functools.cached_property
+    def search(self) -> Search:
+        return Search.at(self.segment, self.sites, (), self.clock)
+
+    def single(self) -> Combination:
+        """Find the single faults that give the answer, made wherever possible, and return the first; of a large model,
+        where each takes long, none."""
+        self.singles = [] if self.is_large else self._beside(())
+        return self.singles[0] if self.singles else ()
+
+    def pairs(self) -> list[Combination]:
+        """Find the combinations of at most two faults that give the answer, the preferred first."""
+        with contextlib.suppress(OutOfTime):
+            found, remains = self.search.run([], PAIR)
+            return [] if remains else found
+        return []
+
+    def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
+        """List the activations of a port that are wrong with these faults in the reference; without them those that are
+        not `faulty` are another form of the right ones."""
+        in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
+        return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
+
+    def fewest_of(self, told: Combination, last: Combination) -> Combination:
+        """The fewest of the faults of several places that give the answer, with one of the `last` place among them, or
+        these and one fault more; none if even all of them do not.
+
+        They are made where they were found, or at any group of taps with these among them.
+        """
+        kinds = {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}
+        new = {each.fault.id for each in last}
+        sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
+        every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
+        with contextlib.suppress(OutOfTime):
+            for ids in every:
+                for chosen in self._widened([kinds[each] for each in ids]):
+                    if not self.segment.is_near(self.search.screen, chosen):
+                        break
+                    if self.segment.vanishes(chosen):
+                        return chosen
+            for these in {frozenset(new), frozenset(kinds)} - self.tried:
+                self.tried.add(these)
+                known = self._widened([kinds[each] for each in kinds if each in these])[0]
+                if found := self._beside(known):
+                    return (*known, *found[0])
+        return ()
+
+    def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
+        """Faults in every width, those first that leave least."""
+        made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
+        rests = [self._left(each) for each in made]
+        return [made[index] for index in np.argsort(rests, kind="stable")]
+
+    def _left(self, chosen: Combination) -> float:
+        self.clock.walk()
+        return self.segment.rms(self.search.screen, chosen)
+
+    def _widths(self, found: Combination) -> list[Combination]:
+        """A fault where it was found, and at every group of taps that has these among it."""
+        fault, sites = found[0].fault, {site for each in found for site in each.sites}
+        alike = {(each.fault.id, each.fault.variant) for each in found}
+        wide = groups(self._possible(fault)) if len(alike) == 1 else []
+        return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
+
+    def _possible(self, fault: Fault) -> list[str]:
+        """The taps at which a fault can be made."""
+        config = self.search.screen.config
+        made = ((each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None)
+        numbers = [*dict.fromkeys(site for name, sites in made for site in sites if name == fault.id)]
+        kind = fault.id, fault.variant
+        return numbers or [
+            site for site in self.sites if any((each.id, each.variant) == kind for each in faults_at(config, site))
+        ]
+
+    def _beside(self, known: Combination) -> list[Combination]:
+        """The single faults that give the answer beside those that are known, made wherever possible."""
+        with contextlib.suppress(OutOfTime):
+            clock = self.clock if known else self.clock.part()
+            return Search.at(self.segment, self.sites, known, clock, only_wide=True).singles()
+        return []
+
+    def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
+        """Return whether the answer follows from faults and from the port's own values at the `given` taps, on every
+        probe that has these."""
+        having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
+        recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
+        segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
+        return bool(having) and segment.vanishes(chosen)

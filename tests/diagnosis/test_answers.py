@@ -1,0 +1,97 @@
+"""Causes are told if the logits follow from them: the fewest of those that were found, and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from transparity_conformance.catalogue import hypotheses
+from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.diagnosis.divergences import explain_all
+from transparity_conformance.diagnosis.probe_result import Results, compare_segments
+from transparity_conformance.diagnosis.search.answer import Answer
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe, probes_of
+
+LLAMA = MODELS["llama"]
+WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
+
+
+@pytest.fixture(scope="module")
+def probes() -> dict[str, Probe]:
+    every = probes_of(LLAMA, "llama")
+    return {name: every[name] for name in list(every)[:3]}
+
+
+def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
+    """A fault, or all with an id, at every group of taps, the widest first."""
+    found = [each for each in hypotheses(probe.config, [*probe.oracle.expected]) if each.fault.id == identity]
+    return [each for each in found if variant in ("", each.fault.variant)]
+
+
+def computed(probes: dict[str, Probe], *faults: tuple[str, str]) -> dict[str, Arrays]:
+    """The activations of a port with faults in all of its layers, in float32."""
+    made = {name: [everywhere(probe, *fault)[0] for fault in faults] for name, probe in probes.items()}
+    return {
+        name: {tap: value.astype(np.float32) for tap, value in walk(probe, {}, made[name]).items()}
+        for name, probe in probes.items()
+    }
+
+
+def answer_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Answer:
+    return Answer.of(probes, actual, "float32", Clock(), 1)
+
+
+def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
+    return {name: compare_segments(probe, actual[name], "float32") for name, probe in probes.items()}
+
+
+def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probes: dict[str, Probe]) -> None:
+    first = next(iter(probes.values()))
+    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # in one layer
+    false = everywhere(first, "head-order")[-1:]
+    fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of((*false, *true), tuple(true))
+    assert false and {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
+    assert {each.sites for each in fewest} == {everywhere(first, *fault)[0].sites for fault in WRONG}
+
+
+def test_one_fault_more_is_looked_for_in_the_logits(probes: dict[str, Probe]) -> None:
+    first = next(iter(probes.values()))
+    found = everywhere(first, *WRONG[0])[-1:]
+    fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of(tuple(found), tuple(found))
+    assert {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
+
+
+def test_nothing_is_told_that_does_not_give_the_answer(probes: dict[str, Probe]) -> None:
+    first = next(iter(probes.values()))
+    false = tuple(everywhere(first, "head-order")[-1:])
+    assert answer_of(probes, computed(probes, *WRONG)).fewest_of(false, false) == ()
+
+
+def test_activations_that_were_taken_for_others_explain_nothing(probes: dict[str, Probe]) -> None:
+    actual = computed(probes, WRONG[0])
+    answer, taken = answer_of(probes, actual), {"decoder.layers.0.self_attention.query", "decoder.output"}
+    for taps in actual.values():
+        taps |= {tap: taps[tap][..., ::-1].copy() for tap in taken}
+    results = results_of(probes, actual)
+    faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    assert taken <= {*faulty} and taken.isdisjoint(each.where for each in told) and "logits" in faulty
+    assert {cause.mistake for each in told for cause in each.causes} == {"attention-scale"}
+    assert all(cause.residual <= each.budget for each in told for cause in each.causes)
+
+
+def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: dict[str, Probe]) -> None:
+    actual = computed(probes, WRONG[0])
+    answer, scores = answer_of(probes, actual), [tap for tap in next(iter(actual.values())) if tap.endswith("scores")]
+    for taps in actual.values():
+        taps |= {tap: taps[tap][..., ::-1].copy() for tap in scores}
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    answer.single()
+    told = explain_all(results_of(probes, actual), scores, "float32", lambda *_: None, Clock(), answer=answer)
+    assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]

@@ -190,7 +190,7 @@ def test_logits_of_one_pass_are_those_of_a_pass_for_each_token(name: str) -> Non
     config = dataclasses.replace(CASES[name], max_length=64)
     probe = next(iter(probes_with(config, probe_parameters(config), name).values()))
     (request,) = given_requests(probe).first
-    tokens = np.concatenate([request.prompt, np.ones((4, request.steps), int)], axis=1)
+    tokens = np.concatenate([request.prompt, np.ones((len(request.prompt), request.steps), int)], axis=1)
     given = (request.config, request.exact, tokens)
     each = [next_logits(*given, request.begins + new, None, request.source, 0) for new in range(request.steps)]
     error = np.abs(following(request, request.exact, tokens, request.steps) - np.stack(each, axis=1)).max()

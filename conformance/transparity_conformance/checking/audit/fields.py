@@ -48,10 +48,6 @@ class AuditProbe(Probe):
         """The largest difference from the reference's logits."""
         return gap(logits, self.oracle.expected["logits"])
 
-    def budget(self, dtype: str) -> float:
-        """The largest difference that rounding explains."""
-        return self.oracle.budget("logits", dtype)
-
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
         """Return whether logits differ by more than rounding from the reference's."""
         return share(self.error(logits), self.budget(dtype)) > 1

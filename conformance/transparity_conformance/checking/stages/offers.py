@@ -53,9 +53,13 @@ def compare_offers(evidence: Evidence) -> None:
         sharing["single"] = single_row(first)
         logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
     port = BuiltPort(
-        evidence.build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)}
+        evidence.build,
+        ran.forward,
+        {(first.config, id(first.parameters)): (first.parameters, ran.forward)},
+        evidence.reached.forwards,
     )
-    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
+    reached = [each.probe for each in evidence.reached.right]
+    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward), reached)
     with known_so_far(report.verdict, report.first_divergence):
         if is_drawn:
             left_out = not_compared(*probes_left_out(first.config, arguments.probes, arguments.dtype))

@@ -15,6 +15,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.checkpoints.exporting import accepted_by
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import (
     HISTORY,
@@ -39,7 +40,7 @@ from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.running.process.running import built, run
+from transparity_conformance.running.process.running import built, model_type_of, run
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
@@ -55,7 +56,8 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     if arguments.preset is not None and arguments.config is None:
         models = reach_of_preset(arguments.preset)
     else:
-        models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
+        accepts = accepted_by(model_type_of(evidence.port))
+        models = reach_of(first.config, first.parameters, is_drawn=parameters is None, accepts=accepts)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
     reach(evidence, models)
     call_long(evidence)

@@ -221,6 +221,22 @@ class Capability:
     """Whether a request is judged though some of its tensors were not written."""
     is_long: bool = False
     """Whether requests grow with `max_length`."""
+    sizes: Callable[[Any], tuple[int, int]] | None = None
+    """The rows and the tokens of a request, by which the reach of a claim is told; None: it is not told."""
+    is_discrete: bool = False
+    """Whether an answer is right or wrong as a whole, so that a fault may show in some rows only."""
+
+    def reach(self, requests: Requests) -> str:
+        """The reach of a claim on `requests`: the tokens, and of discrete answers the rate of wrong rows at 95 %."""
+        if self.sizes is None or not requests:
+            return ""
+        found = [self.sizes(request) for request in requests.values()]
+        rows, lengths = sum(each for each, _ in found), [length for _, length in found]
+        tokens = " to ".join(f"{length:,}" for length in dict.fromkeys((min(lengths), max(lengths))))
+        if not self.is_discrete:
+            return f"{tokens} tokens"
+        rate = 1 - 0.05 ** (1 / rows)
+        return f"prompts of {tokens} tokens in {rows} rows (at most one in {1 / rate:.0f} differs, 95 %)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
         """The reason why nothing of it is compared, whatever the port does; empty if something is."""

@@ -15,6 +15,7 @@ from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe, as_given
 from transparity_conformance.oracle.reach.models import ReachProbe
+from transparity_conformance.oracle.reach.thresholds import SHORT, thresholds
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
@@ -24,6 +25,9 @@ MANY = 8
 """Rows of long prompts: a fault that changes the tokens of one row in three is missed once in 25 (0.67⁸)."""
 
 PROMPT = 2
+LONG_PROMPT = 64
+"""Tokens of a long prompt that no threshold asks for."""
+
 SEARCHED = 6
 """The number of new tokens in beam search."""
 
@@ -131,7 +135,7 @@ class Asked(NamedTuple):
 def greedy_requests(probe: Probe) -> Asked:
     """Continue beyond `max_length`, if that is not too far, and, with an end token, until rows reach it one by one;
     further, by the probe's own model, long prompts: a single row, one new token, and an end token in a prompt."""
-    config, length = probe.config, max(1, min(probe.config.max_length, LONGEST) - 3)
+    config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
     prompt = _prompt(config, 11, MANY, length)
@@ -143,8 +147,11 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, which the third new token is beyond."""
-    prompt = _prompt(probe.config, 14, MANY, max(1, min(probe.lengths[-1] - 2, LONGEST)))
+    """Continue prompts that end just before a threshold, which the third new token is beyond; of a call that is only
+    long, prompts of its first tokens."""
+    length, crossed = probe.lengths[-1], thresholds(probe.config).values()
+    longest = LONGEST if length - 1 in crossed else LONG_PROMPT
+    prompt = _prompt(probe.config, 14, MANY, max(1, min(length - 2, longest)))
     return _asked(probe, f"prompts of {prompt.shape[1]} tokens", prompt, 3)
 
 

@@ -258,6 +258,8 @@ GENERATION = Capability(
     received=_received,
     free_fields=("eos_id",),
     is_long=True,
+    sizes=lambda request: request.prompt.shape,
+    is_discrete=True,
 )
 
 BEAMS = dataclasses.replace(

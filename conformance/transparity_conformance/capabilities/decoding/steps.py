@@ -234,4 +234,5 @@ STEPS = Capability(
     stays=1,
     if_forward_diverges="the forward pass diverges, and what is cached with it",
     describe=lambda request: {"sizes": list(request.sizes)},
+    sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

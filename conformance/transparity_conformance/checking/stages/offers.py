@@ -149,7 +149,8 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
+    short = dataclasses.replace(forward, reached=())  # calls across thresholds came before these
+    comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 

@@ -12,7 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checkpoints.exporting import accepted_by
@@ -27,12 +27,13 @@ from transparity_conformance.diagnosis.reach.coverage import (
 )
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes
 from transparity_conformance.oracle.reach.models import (
     WITHOUT_LIMIT,
     ReachModel,
     ReachProbe,
+    masked_model,
     reach_of,
     reach_of_preset,
 )
@@ -40,7 +41,7 @@ from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.running.process.running import built, model_type_of, run
+from transparity_conformance.running.process.running import built, is_loader, model_type_of, run
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
@@ -58,6 +59,7 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     else:
         accepts = accepted_by(model_type_of(evidence.port))
         models = reach_of(first.config, first.parameters, is_drawn=parameters is None, accepts=accepts)
+        models += _given_a_mask(evidence)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
     reach(evidence, models)
     call_long(evidence)
@@ -67,6 +69,18 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     else:
         _add_coverage(evidence, first.config, [*probes, *reached.probes])
     evidence.add(not_compared=unseen)
+
+
+def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
+    """The model of a loader with the mask of its caller, if it takes one."""
+    model = masked_model(evidence.first.config, evidence.first.parameters)
+    if model is None or not is_loader(evidence.port):
+        return ()
+    signature = signature_of(evidence.ran.forward)
+    if signature is None or "attention_mask" not in signature.parameters:
+        evidence.reached.refused.append("attention_mask: the loaded model takes none")
+        return ()
+    return (model,)
 
 
 def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
@@ -117,6 +131,9 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     """Compare logits with the reference's; a difference over the budget may be that of sums taken in sequence."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
+        is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
+        if is_masked and logits.shape == expected.shape:  # a row that is padded on the left begins with blind positions
+            logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
             budget = probe.budget(dtype, in_sequence=True)

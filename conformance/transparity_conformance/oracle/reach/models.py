@@ -6,6 +6,7 @@ rows of models whose sizes cross the thresholds of a configuration, cheap enough
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ WITHOUT_LIMIT = 12
 """The calls of a model that are made however long they take; the rest are left out when the time is over."""
 
 
+ITSELF = "the model itself"
 PURPOSE = "behaviour that depends on sizes"
 
 
@@ -87,6 +89,10 @@ class LogitsOracle(Oracle):
             self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
         return self._in_sequence[dtype]
 
+    def known_in_sequence(self, dtype: str) -> float:
+        """The same if it was measured before, else 0."""
+        return self._in_sequence.get(dtype, 0.0)
+
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
         return gap(self._evaluate(arrays or self.arrays, dtype, index)["logits"], truth["logits"])
@@ -125,7 +131,7 @@ class ReachModel:
     """A model, and the calls that are tried with it."""
 
     name: str
-    """`the model itself`, `long`, `deep`, `wide` or `vocabulary`."""
+    """`ITSELF`, `given a mask`, `long`, `deep`, `wide` or `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
@@ -142,7 +148,7 @@ class ReachModel:
         """The probe of one call."""
         inputs = reach_inputs(self.config, batch, lengths)
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
-        model = "" if self.is_asked else f"{self.name}, "
+        model = "" if self.name == ITSELF else f"{self.name}, "
         return ReachProbe(
             self.name, f"{model}{said}, batch {batch}", PURPOSE, self.config, self.parameters, inputs, model=self
         )
@@ -198,12 +204,19 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """The attention mask, which hides padding and one real token, and token types."""
+    """The attention mask, and token types. In turn the mask hides padding and one real token, nothing, or the first
+    tokens of every row but one."""
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
         mask = tokens != (-1 if config.pad_id is None else config.pad_id)
-        mask[:, 1 + tokens.shape[1] // 3 : 2 + tokens.shape[1] // 3] = False
+        batch, length = mask.shape
+        if (batch + length) % 3 == 0:
+            mask[:] = True
+        elif (batch + length) % 3 == 1:
+            mask[:, 1 + length // 3 : 2 + length // 3] = False
+        else:
+            mask &= np.arange(length) >= np.arange(batch)[:, None] % max(1, length // 2)
         further["attention_mask"] = mask.astype(np.int64)
     if config.num_token_types:
         further["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
@@ -241,7 +254,7 @@ def reach_of(
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
     calls = [] if is_huge(parameters) else calls
-    itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
+    itself = ReachModel(ITSELF, config, parameters, calls, is_asked=True)
     if not is_drawn:
         return (itself,)
     reached = max((max(lengths) for _, lengths in calls), default=0)
@@ -263,6 +276,20 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 RAGGED = 100
 """Tokens of a batch with padding that is longer than short calls."""
+
+
+def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
+    """The same model with a mask of its caller's: ones, a hidden token, rows padded on the left.
+
+    Returns: None for a model that has a mask anyway, that has no use for one, or that is large.
+    """
+    is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
+    if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
+        return None
+    masked = dataclasses.replace(config, padding="attention-mask")
+    calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (3, 8))]
+    return ReachModel("given a mask", masked, parameters, calls, is_asked=True)
+
 
 DEPTH = 6
 """Layers of the deep model: every kind of layer comes at least twice, of three kinds."""

@@ -69,7 +69,7 @@ def check_view(report: Report) -> CheckView:
         claims=[_claim(claim) for claim in report.claims],
         lists={"Not compared": one_line_a_reason(report.not_compared), "Notes": report.notes},
         compared=count(len(report.measured), "comparison"),
-        coverage=report.coverage.line,
+        coverage="; ".join([report.coverage.line, *_reaches(report.claims)]) if report.coverage.line else "",
         audit=[] if report.audit is None else report.audit.lines,
     )
 
@@ -81,6 +81,11 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
         name, colon, reason = line.partition(": ")
         names.setdefault(reason if colon else line, []).append(name if colon else "")
     return [f"{', '.join(named)}: {reason}" if named[0] else reason for reason, named in names.items()]
+
+
+def _reaches(claims: Sequence[ClaimResult]) -> list[str]:
+    """The reach of each claim that has one of its own."""
+    return [f"{claim.id}: {claim.reach}" for claim in claims if claim.reach and claim.verdict == "agrees"]
 
 
 def _claim(claim: ClaimResult) -> ShownClaim:

@@ -29,7 +29,14 @@ SYSTEMS = {
     "mamba2": dataclasses.replace(CASES["mamba2"], padding="attention-mask"),
 }
 
+FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
+"""A row of each port whose checks take few seconds; the others are `long`."""
+
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
+
+
+def marked(values: Any, *, is_short: bool) -> Any:
+    return pytest.param(*values, marks=() if is_short else pytest.mark.long)
 
 
 def made(port: str, old: str = "", new: str = "") -> Any:
@@ -68,13 +75,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kinds")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['kind']}: {row['says']}")
+@pytest.mark.parametrize(
+    "row",
+    [marked([row], is_short=row in FEW.values()) for row in ROWS],
+    ids=[f"{row['kind']}: {row['says']}" for row in ROWS],
+)
 def test_a_fault_of_a_kind_that_hides_diverges(row: dict[str, str], path: Path) -> None:
     found = report(made(row["port"], row["old"], row["new"]), row["system"], path)
     assert found.verdict == "diverges"
 
 
-@pytest.mark.parametrize(("port", "system"), TWINS)
+@pytest.mark.parametrize(("port", "system"), [marked(twin, is_short=twin in FEW) for twin in TWINS])
 def test_the_right_twin_agrees(port: str, system: str, path: Path) -> None:
     found = report(made(port), system, path)
     assert found.verdict == "agrees", found.faults

@@ -17,7 +17,7 @@ from transparity.presets import preset as preset_called
 from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
-from transparity_conformance.checking.stages import folder, forward, offers, ranks, reach
+from transparity_conformance.checking.stages import forward, offers, ranks, reach
 from transparity_conformance.checking.stages.evidence import Arguments, Evidence
 from transparity_conformance.checking.systems import divisible
 from transparity_conformance.checkpoints.examples import example_config
@@ -162,7 +162,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (forward.build_again, Evidence.has_logits, Evidence.is_steady),
     (forward.name_form, Evidence.has_other_form),
     (forward.end_forward_pass, Evidence.has_logits),
-    (folder.load_as_named, Evidence.has_logits, folder.is_copied),
+    (forward.load_as_named, Evidence.has_logits, forward.is_copied),
     (reach.call_at_other_sizes, Evidence.has_logits),
     (forward.explain_at_other_size, forward.is_explained_at_other_size),
     (offers.compare_offers, Evidence.has_logits),

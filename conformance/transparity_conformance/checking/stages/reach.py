@@ -37,7 +37,7 @@ from transparity_conformance.oracle.reach.models import (
     reach_of,
     reach_of_preset,
 )
-from transparity_conformance.oracle.reach.thresholds import LONGEST
+from transparity_conformance.oracle.reach.thresholds import LONGEST, LONGEST_THRESHOLD
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -87,6 +87,7 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
     """Call the port on every probe of `models`."""
     reached, dtype = evidence.reached, evidence.arguments.dtype
     calls = sum(len(model.calls) for model in models)
+    asked = evidence.first.config.max_length if evidence.arguments.config is not None else LONGEST_THRESHOLD
     for model in models:
         function: Callable[..., Any] | None = evidence.ran.forward
         if not model.is_asked:
@@ -98,9 +99,9 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             evidence.progress("calling the port at other sizes", len(reached.compared), calls)
             if reached.seconds > SECONDS_OF_A_PORT and number >= WITHOUT_LIMIT:
                 reached.left_out.append(probe)
-            elif not _compared(function, probe, reached, dtype):
+            elif not _compared(function, probe, reached, dtype, asked):
                 break
-        _bisect(function, model, reached, dtype)
+        _bisect(function, model, reached, dtype, asked)
     if reached.wrong:
         probe = reached.wrong[0].probe
         with contextlib.suppress(PortError):  # then it is wrong alone, too
@@ -108,20 +109,21 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
-def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str) -> bool:
-    """Call a port and compare its logits; return whether it answered."""
-    taps = call_model(function, probe, reached, not probe.model.is_asked, logits_only=True)
+def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str, asked: int) -> bool:
+    """Call a port and compare its logits; return whether it answered. It may refuse lengths beyond the `asked` one."""
+    is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
+    taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
         reached.compared.append(compare(probe, taps["logits"], dtype))
     return taps is not None
 
 
-def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str) -> None:
+def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str, asked: int) -> None:
     """Find the first wrong length of a model that is right up to some length and wrong beyond."""
     sides = len(model.config.input_names)
 
     def call(length: int) -> bool | None:
-        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype)
+        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype, asked)
         return reached.compared[-1].is_wrong if answered else None
 
     bisect([each.call for each in reached.compared if each.probe.model is model], call)

@@ -97,7 +97,7 @@ def test_each_kind_has_three_faults() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["vit", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["vit"])
 def test_an_unchanged_loader_of_transformers_passes_its_audit(family: str) -> None:
     def load(folder: str) -> Any:
         kind = transformers.AutoModel if family == "vit" else transformers.AutoModelForCausalLM

@@ -15,6 +15,7 @@ from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.reach.models import ReachProbe
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
@@ -73,9 +74,13 @@ class BuiltPort:
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """Parameters and the ports built with them, by the configuration and the identity of the parameters."""
+    of_reached: Mapping[int, Any] = field(default_factory=dict)
+    """The ports that were called at other sizes, by the identity of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """The port with other parameters, copied: the same object whenever it is asked for."""
+        if id(parameters) in self.of_reached:
+            return self.of_reached[id(parameters)]
         key = config, id(parameters)  # one model may come with several end tokens
         if key not in self.built:  # the parameters are kept, so that no others can have their identity
             copies = {name: value.copy() for name, value in parameters.items()}
@@ -93,6 +98,8 @@ class ForwardPass:
     dtype: str
     sharding: Sharding = ALONE
     """The ranks of the port."""
+    reached: Sequence[ReachProbe] = ()
+    """The calls at other sizes that agree."""
 
 
 @dataclass(frozen=True)
@@ -162,13 +169,13 @@ class Way:
     """Whether the request of this name can be judged, given the port's forward pass."""
     here: Callable[[ForwardPass], Requests] | None = None
     """The requests to a port that is no program with a bundle, perhaps on several ranks; None: those of any port."""
-    further: Callable[[Probes], Requests] = lambda probes: {}
-    """Requests that no bundle has: other batches, lengths and orders of calls."""
+    further: Callable[[ForwardPass], Requests] = lambda forward: {}
+    """Requests that no bundle has: other batches, lengths and orders of calls, across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
         """All requests that can be judged, for a port that can be called as often as one likes."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
-        requests = {**first, **self.further(forward.probes)}
+        requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
 
 
@@ -214,6 +221,22 @@ class Capability:
     """Whether a request is judged though some of its tensors were not written."""
     is_long: bool = False
     """Whether requests grow with `max_length`."""
+    sizes: Callable[[Any], tuple[int, int]] | None = None
+    """The rows and the tokens of a request, by which the reach of a claim is told; None: it is not told."""
+    is_discrete: bool = False
+    """Whether an answer is right or wrong as a whole, so that a fault may show in some rows only."""
+
+    def reach(self, requests: Requests) -> str:
+        """The reach of a claim on `requests`: the tokens, and of discrete answers the rate of wrong rows at 95 %."""
+        if self.sizes is None or not requests:
+            return ""
+        found = [self.sizes(request) for request in requests.values()]
+        rows, lengths = sum(each for each, _ in found), [length for _, length in found]
+        tokens = " to ".join(f"{length:,}" for length in dict.fromkeys((min(lengths), max(lengths))))
+        if not self.is_discrete:
+            return f"{tokens} tokens"
+        rate = 1 - 0.05 ** (1 / rows)
+        return f"prompts of {tokens} tokens in {rows} rows (at most one in {1 / rate:.0f} differs, 95 %)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
         """The reason why nothing of it is compared, whatever the port does; empty if something is."""

@@ -5,6 +5,7 @@ The port is called here, and may raise anything; its answers are judged elsewher
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -86,7 +87,9 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
             raise
         except PortError as error:
             return failed(way.claim, key, error)
-    return row.judge(way, requests, answers, forward)
+    found, reach = row.judge(way, requests, answers, forward), row.reach(requests)
+    claims = tuple(dataclasses.replace(claim, reach=reach) for claim in found.claims)
+    return dataclasses.replace(found, claims=claims)
 
 
 def failed(claim: str, key: str, error: PortError) -> CapabilityResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,12 +14,20 @@ from transparity.sampling import Sampling
 from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import BATCH, LONGEST, Probe, as_given
+from transparity_conformance.oracle.reach.models import ReachProbe
+from transparity_conformance.oracle.reach.thresholds import SHORT, thresholds
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import next_logits
 from transparity_numpy.transformer import transformer
 
 ROWS = 4
+MANY = 8
+"""Rows of long prompts: a fault that changes the tokens of one row in three is missed once in 25 (0.67⁸)."""
+
 PROMPT = 2
+LONG_PROMPT = 64
+"""Tokens of a long prompt that no threshold asks for."""
+
 SEARCHED = 6
 """The number of new tokens in beam search."""
 
@@ -90,8 +99,12 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """A request to the probe's own model, with as many rows of its source as the prompt has."""
-    source = probe.inputs["source"][: len(prompt)] if probe.config.has_encoder else None
+    """A request to the probe's own model, with a row of its source for each prompt; none is padding only."""
+    source = probe.inputs["source"] if probe.config.has_encoder else None
+    if source is not None:
+        pad = probe.config.pad_id
+        seen = (source != pad).reshape(len(source), -1).any(1) if pad is not None else np.ones(len(source), bool)
+        source = source[np.resize(np.flatnonzero(seen), len(prompt))]
     return Request(name, probe.config, probe.parameters, prompt, steps, source)
 
 
@@ -114,21 +127,32 @@ class Asked(NamedTuple):
     first: tuple[Request, ...]
     further: tuple[Request, ...] = ()
     """Requests that no bundle has: other batches, lengths and options."""
+    across: Callable[[ReachProbe], Request] | None = None
+    """Makes the request that crosses the threshold of a call; None: none is made."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
     """Continue beyond `max_length`, if that is not too far, and, with an end token, until rows reach it one by one;
-    further, by the probe's own model, a single row, one new token, and an end token in the prompt."""
-    config, length = probe.config, min(2 * PROMPT, probe.config.max_length)
+    further, by the probe's own model, long prompts: a single row, one new token, and an end token in a prompt."""
+    config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
-    prompt = _prompt(config, 11, 2, length)
+    prompt = _prompt(config, 11, MANY, length)
     if config.eos_id is not None and length > 2:
         prompt[1, 1] = config.eos_id
-    several = _asked(probe, "an end token in the prompt", prompt, 3)
+    several = _asked(probe, "long prompts, an end token in one", prompt, 3)
     further = _single(several, "one row"), replace(several, name="one new token", steps=1), several
-    return Asked(_ending(replace(beyond, parameters=_undecided(probe))), further)
+    return Asked(_ending(replace(beyond, parameters=_undecided(probe))), further, _across)
+
+
+def _across(probe: ReachProbe) -> Request:
+    """Continue prompts that end just before a threshold, which the third new token is beyond; of a call that is only
+    long, prompts of its first tokens."""
+    length, crossed = probe.lengths[-1], thresholds(probe.config).values()
+    longest = LONGEST if length - 1 in crossed else LONG_PROMPT
+    prompt = _prompt(probe.config, 14, MANY, max(1, min(length - 2, longest)))
+    return _asked(probe, f"prompts of {prompt.shape[1]} tokens", prompt, 3)
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
@@ -147,8 +171,8 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 def given_requests(probe: Probe) -> Asked:
     """Continue by the probe's own model, to no more positions than the probe has."""
     config = probe.config
-    width = min(probe.inputs[config.input_names[-1]].size // ROWS, config.max_length)
-    prompt = _prompt(config, 5, ROWS, min(PROMPT, config.max_length))
+    width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
+    prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
     return Asked((_asked(probe, "with the given parameters", prompt, max(1, width - prompt.shape[1])),))
 
 
@@ -186,12 +210,13 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths beyond `max_length`; further, prompts of one to five tokens."""
-    beyond, width = greedy_requests(probe).first[0], min(5, probe.config.max_length)
-    lengths, prompt = np.array([width, 1, min(3, width), width]), _prompt(probe.config, 12, ROWS, width)
+    """Continue prompts of different lengths beyond `max_length`; further, prompts of one token to long ones."""
+    beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
+    many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
+    lengths = np.linspace(width, 1, MANY).astype(int)
     return Asked(
         (_ragged(beyond, "prompts of different lengths", beyond.prompt, np.arange(ROWS) % PROMPT + 1),),
-        (_ragged(replace(beyond, steps=3), f"prompts of 1 to {width} tokens", prompt, lengths),),
+        (_ragged(many, f"prompts of 1 to {width} tokens", many.prompt, lengths),),
     )
 
 

@@ -157,11 +157,18 @@ def build_model(
 
 
 def call_model(
-    function: Callable[..., Any], probe: Probe, reached: ReachedCalls, is_derived: bool, *, logits_only: bool
+    function: Callable[..., Any],
+    probe: Probe,
+    reached: ReachedCalls,
+    is_derived: bool,
+    *,
+    logits_only: bool,
+    may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
     """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
 
-    Code that is given its weights with every call can refuse them only then: at a single token, too.
+    Code that is given its weights with every call can refuse them only then: at a single token, too. It `may_refuse`
+    a length that was not asked for.
     """
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
@@ -173,7 +180,7 @@ def call_model(
         inputs = {name: value[:1] for name, value in shortened(probe.config, probe.inputs, 1).items()}
         token = dataclasses.replace(probe, inputs=inputs)
         of_token = answer_or_error(lambda: run(function, token, logits_only=True))
-        noted = reached.refused if isinstance(of_token, PortError) else reached.failed
+        noted = reached.refused if may_refuse or isinstance(of_token, PortError) else reached.failed
         noted.append(f"probe {probe.name}: {taps}")
         return None
     finally:

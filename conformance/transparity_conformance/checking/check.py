@@ -163,6 +163,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (forward.build_again, Evidence.has_logits, Evidence.is_steady),
     (forward.name_form, Evidence.has_other_form),
     (forward.end_forward_pass, Evidence.has_logits),
+    (forward.load_as_named, Evidence.has_logits, forward.is_copied),
     (reach.call_at_other_sizes, Evidence.has_logits),
     (forward.explain_at_other_size, forward.is_explained_at_other_size),
     (offers.compare_offers, Evidence.has_logits),

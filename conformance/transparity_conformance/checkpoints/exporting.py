@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
-from transparity.parameters import check_parameters, save_parameters
-from transparity_conformance.checkpoints.importing import Checkpoint, family_called, import_checkpoint
-from transparity_conformance.checkpoints.naming import called, tensors_of
+from transparity.parameters import check_parameters, parameter_shapes, save_parameters
+from transparity_conformance.checkpoints.importing import Checkpoint, configuration, family_called, import_checkpoint
+from transparity_conformance.checkpoints.naming import called, tensors_of, without_prefix
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.values import Fields
@@ -90,6 +90,31 @@ def tensors_in(
     # a model with a head keeps the rest under a name of its own
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
+
+
+def written(model_type: str, family: Family, config: TransformerConfig) -> Fields | None:
+    """The content of config.json for a configuration; None if the family cannot express it."""
+    try:
+        fields: Fields = json.loads(json.dumps(fields_of(model_type, family, config)))
+        again = read_beside(family, config, fields)
+    except TransparityError:
+        return None
+    return fields if explicit(again) == explicit(config) else None
+
+
+def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
+    """Return the configuration that `fields` describe, with the tensors of `config`."""
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
+    tensors = tensors_in(family, config, zeros, with_computed=False)
+    return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
+
+
+def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
+    """Return whether a port can be given a configuration: a loader's family has to express it."""
+    if model_type is None:
+        return lambda config: True
+    family = family_called(model_type)
+    return lambda config: written(model_type, family, config) is not None
 
 
 OF_HEADS = ("head.", "head_transform.", "head_norm.")

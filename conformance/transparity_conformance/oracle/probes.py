@@ -61,6 +61,10 @@ class Probe:
         """The changes of the configuration that were tried in the reference, and whether they show (`features`)."""
         return {}
 
+    def budget(self, dtype: str) -> float:
+        """The largest difference of the logits that rounding explains."""
+        return self.oracle.budget("logits", dtype)
+
     @property
     def is_large(self) -> bool:
         """Return whether every forward pass takes long."""
@@ -206,8 +210,8 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """One row for each of `ROWS`; a lone stack's `tokens` are as long as `source`. Images are `pixel_inputs`, frames of
-    audio `frame_inputs`."""
+    """One row for each of `ROWS`, of which a target has the second and the fourth swapped; a lone stack's `tokens` are
+    as long as `source`. Images are `pixel_inputs`, frames of audio `frame_inputs`."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, BATCH, seed)}
     random = np.random.default_rng(seed)
@@ -219,7 +223,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens = random.integers(0, size - 1, (BATCH, length))
         tokens += tokens >= pad  # anything but padding
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
-        tokens[1, -2:], tokens[2, :2], tokens[3, length // 2] = pad, pad, pad
+        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs share a pattern
+        tokens[right, -2:], tokens[2, :left], tokens[inside, length // 2] = pad, pad, pad
         tokens[4] = tokens[4, 0]
         tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
         tokens[7, 1:] = pad

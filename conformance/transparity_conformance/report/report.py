@@ -186,6 +186,8 @@ class ClaimResult:
     error: float
     budget: float
     where: str
+    reach: str = ""
+    """The calls that the claim is about, where they are not those of `coverage`."""
 
 
 @dataclass(frozen=True)

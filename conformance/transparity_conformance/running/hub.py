@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,10 @@ class HubBuild:
                 forward = forward_of(call_port(self.load, str(folder), **options), config)
         except PortCallError as error:
             raise PortError(f"load(folder) raised {error}.") from error.__cause__
-        if self.edit.without is not None and (line := said.line_about(self.edit.without)):
+        usual = _USUAL.setdefault(self.load, set())
+        if self.edit.without is None:
+            usual.update(said.lines())
+        elif line := said.line_about(self.edit.without, usual):
             raise PortError(f"load(folder) says: {line}.")
         return forward
 
@@ -91,6 +94,10 @@ def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]
         yield HubBuild(load, model_type, root)
 
 
+_USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
+"""What a loader says of folders in which no tensor is missing."""
+
+
 class Messages:
     """Everything that was said."""
 
@@ -99,13 +106,19 @@ class Messages:
         self.records: list[logging.LogRecord] = []
         self.warnings: list[Any] = []
 
-    def line_about(self, name: str) -> str:
-        """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
-        words between the number of its layer and its last two parts, as a loader has that renames what it reads."""
+    def lines(self) -> list[str]:
+        """Every line."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
-        lines = (line for text in texts for line in text.splitlines())
-        asked = _about(name)
-        return next((safe(line.strip(), SENTENCE).rstrip(".") for line in lines if asked.search(line)), "")
+        return [line.strip() for text in texts for line in text.splitlines()]
+
+    def line_about(self, name: str, usual: Collection[str]) -> str:
+        """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
+        words between the number of its layer and its last two parts, as a loader has that renames what it reads. Else
+        the first that is not `usual` and has the number of the layer and the last part."""
+        asked, renamed = _about(name), _renamed(name)
+        lines = [line for line in self.lines() if asked.search(line)]
+        lines += [line for line in self.lines() if renamed is not None and renamed.search(line) and line not in usual]
+        return next((safe(line, SENTENCE).rstrip(".") for line in lines), "")
 
 
 def _about(name: str) -> re.Pattern[str]:
@@ -115,6 +128,11 @@ def _about(name: str) -> re.Pattern[str]:
     if found := re.fullmatch(r".*?\.(\d+\.)\w+\.(?:\w+\.)*?(\w+\.\w+)", name):
         names.append(rf"\.{re.escape(found[1])}(?:\w+\.)*{re.escape(found[2])}\b")
     return re.compile("|".join(names))
+
+
+def _renamed(name: str) -> re.Pattern[str] | None:
+    found = re.fullmatch(r".*?\.(\d+)\..*\.(\w+)", name)
+    return None if found is None else re.compile(rf"\.{found[1]}\.(?:\w+\.)*{found[2]}\b")
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -40,6 +40,7 @@ from transparity_conformance.capabilities.requests import Request
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
+from transparity_conformance.oracle.reach.models import crossing_calls
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.report import Cause
@@ -106,7 +107,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     found = [_judged(*answer, forward.dtype) for answer in given]
     notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
-    worst = max(found, key=lambda item: item.share)
+    worst = next((item for item in found if item.share > 1), max(found, key=lambda item: item.share))
 
     def explain() -> list[Cause]:
         faults = [each for each in way.faults if all(_explains(each, *answer, forward.dtype) for answer in given)]
@@ -201,13 +202,16 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
     """A way whose requests, to the model of the first probe, are named after its claim and numbered."""
 
-    def numbered(name: str, *, further: bool) -> Callable[[Probes], Requests]:
-        def requests(probes: Probes) -> Requests:
-            return {f"{name}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1])[further])}
+    def requests(probes: Probes) -> Requests:
+        return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
 
-        return requests
+    def further(forward: ForwardPass) -> Requests:
+        asked_for = of_probe(first_of(forward.probes)[1])
+        across = map(asked_for.across, crossing_calls(forward.reached)) if asked_for.across else ()
+        found = [*asked_for.further, *across]
+        return {f"{claim}.further.{i}": each for i, each in enumerate(found)}
 
-    return Way(claim, numbered(claim, further=False), further=numbered(f"{claim}.further", further=True), **options)
+    return Way(claim, requests, further=further, **options)
 
 
 _beams = functools.partial(_way, faults=BEAM_FAULTS, why_not=_why_not_coarse)
@@ -254,6 +258,8 @@ GENERATION = Capability(
     received=_received,
     free_fields=("eos_id",),
     is_long=True,
+    sizes=lambda request: request.prompt.shape,
+    is_discrete=True,
 )
 
 BEAMS = dataclasses.replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from transparity_conformance.capabilities.decoding.generation import why_no_deco
 from transparity_conformance.capabilities.faults import CACHE_FAULTS, SimulatedFault
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
+from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
+from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, gap, share
@@ -50,6 +52,11 @@ class StepRequest:
         return np.array(self.probe.inputs[self.probe.config.input_names[-1]], np.int64)
 
     @property
+    def is_reached(self) -> bool:
+        """Whether its model may be another one than that of the first probe."""
+        return isinstance(self.probe, ReachProbe)
+
+    @property
     def rows(self) -> np.ndarray:
         """The rows of the probe that are decoded."""
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
@@ -65,21 +72,35 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
     return {f"{key}/step.{name.replace(' ', '_')}": StepRequest(name, probe, sizes[name]) for name in sizes}
 
 
-def _further_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Decode in large chunks, a single row, two batches in turns, and the longest probe after a long first chunk."""
-    _, probe = first_of(probes)
+def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
+    """Decode in large chunks, a single row, two batches in turns, the longest probe after a long first chunk, and
+    calls across every threshold."""
+    _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
     if length > 3:
         made.append(StepRequest("two batches in turns", probe, (length - 1, 1), (slice(0, 4), slice(4, None))))
         made.append(StepRequest("one token, then all others", probe, (1, length - 1)))
         made.append(StepRequest("one row", probe, (2, length - 3, 1), (slice(1, 2),)))
-    if longest := probes.get("longest"):
+    if longest := forward.probes.get("longest"):
         half, more = divmod(longest.inputs[longest.config.input_names[-1]].shape[1], 2)
         sizes = tuple(size for size in (half, 1, 1, half + more - 2) if size > 0)
         if sum(sizes) == 2 * half + more:
             made.append(StepRequest("the longest", longest, sizes, (slice(0, 1),)))
+    made += [StepRequest("across a threshold", each, _across(each)) for each in crossing_calls(forward.reached)]
     return {f"{each.probe.name}/step.{each.name.replace(' ', '_')}": each for each in made}
+
+
+def _across(probe: ReachProbe) -> tuple[int, ...]:
+    """Two single tokens that end just beyond a threshold; of another call, chunks of drawn sizes, small and large, the
+    first of them longer than most windows."""
+    length = probe.lengths[-1]
+    if length - 1 in thresholds(probe.config).values():
+        return length - 2, 1, 1
+    random, sizes = np.random.default_rng(length), [length // 2]
+    while (left := length - sum(sizes)) > 0:
+        sizes.append(min(left, int((length // 4) ** random.random())))
+    return tuple(sizes)
 
 
 def _why_no_steps(probe: Probe, dtype: str) -> str:
@@ -98,6 +119,7 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
     """Return the logits of a port's steps. Raises any error of the port, and `TypeError` unless it returns `(logits,
     cache)`."""
+    built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
     begin = 0
@@ -106,7 +128,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
         for index, part in enumerate(request.parts):
             tokens = request.tokens[part, chunk].copy()
             further = named_inputs(request.probe, part, chunk)
-            answer, caches[index] = take_step(port.forward.step, tokens, caches[index], further)
+            answer, caches[index] = take_step(built.step, tokens, caches[index], further)
             logits.append(as_numbers(answer))
             shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
             if logits[-1].shape != shape or dtype.kind != "f":
@@ -138,7 +160,7 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits of steps with those of the full pass."""
     logits = {request: _joined(key, request, answers) for key, request in requests.items()}
-    budgets = {request: request.probe.oracle.budget("logits", forward.dtype) for request in logits}
+    budgets = {request: request.probe.budget(forward.dtype) for request in logits}
 
     def beyond(request: StepRequest, expected: np.ndarray) -> float:
         where = _is_judged(request, logits[request], forward.dtype)
@@ -148,7 +170,8 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         request: Judged(beyond(request, request.probe.oracle.expected["logits"]), budgets[request], request.name)
         for request in logits
     }
-    worst = max(found, key=lambda request: found[request].share)
+    wrong = [request for request in found if found[request].share > 1]
+    worst = wrong[0] if wrong else max(found, key=lambda request: found[request].share)
     error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
@@ -166,14 +189,23 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
-    return result("step", found[worst], explain, probe=worst.probe.name)
+    notes = (_boundary(found),) if wrong else ()
+    return result("step", found[worst], explain, probe=worst.probe.name, notes=notes)
+
+
+def _boundary(found: Mapping[StepRequest, Judged]) -> str:
+    """The requests with wrong steps, and the right ones, in one sentence."""
+    says = {request: f"{request.name} ({request.probe.name})" for request in found}
+    wrong = [says[request] for request in found if found[request].share > 1]
+    right = [says[request] for request in found if found[request].share <= 1]
+    return f"step: wrong {'; '.join(wrong)}; right {'; '.join(right) or 'nowhere'}"
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
     """Positions (rows, length) of a request at which no convention or near-tie decides, or that are no numbers."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
-    free = undetermined_positions(probe, dtype).get("logits")
+    free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")
     if free is None:
         return where
     is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)
@@ -202,4 +234,5 @@ STEPS = Capability(
     stays=1,
     if_forward_diverges="the forward pass diverges, and what is cached with it",
     describe=lambda request: {"sizes": list(request.sizes)},
+    sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

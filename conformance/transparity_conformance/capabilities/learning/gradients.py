@@ -295,6 +295,7 @@ GRADIENTS = Capability(
     not_in="gradients are compared in float32 and float64, not in {}",
     if_forward_diverges="the forward pass diverges, so its gradients are another function's",
     needs=("loss",),
+    sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,
 )
 

@@ -171,6 +171,7 @@ LOSS = Capability(
     shapes=lambda key, probe: {f"{key}/loss": ()},
     judge=_judge,
     why_not=why_no_loss,
+    sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     file="targets.safetensors",
     tensors=lambda probe, _: {"targets": targets_of(probe.config, probe.inputs)},
 )

@@ -20,7 +20,8 @@ from transparity_conformance.checking.audit.variants import Changed, Variant, va
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.oracle.oracle import Arrays, budget_of
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
 from transparity_conformance.oracle.reach.models import LogitsOracle
@@ -49,11 +50,15 @@ class AuditProbe(Probe):
         return gap(logits, self.oracle.expected["logits"])
 
     def budget(self, dtype: str) -> float:
-        """The largest difference that rounding explains."""
-        return self.oracle.budget("logits", dtype)
+        """The largest difference that rounding explains; once it was asked for, that of sums in sequence, too."""
+        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_in_sequence(dtype))
+        return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
 
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
-        """Return whether logits differ by more than rounding from the reference's."""
+        """Return whether logits differ by more than rounding from the reference's; a difference just over the budget
+        may be that of sums taken in sequence."""
+        if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
+            self.oracle.noise_in_sequence(dtype)
         return share(self.error(logits), self.budget(dtype)) > 1
 
     def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
@@ -170,8 +175,9 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> A
     logits = port.logits(Edit(fields=variant.fields), probe, dtype)
     if isinstance(logits, PortError):
         return dataclasses.replace(result, outcome="refused", says=reason_of(logits))
+    is_off = probe.is_off(logits, dtype)
     result = dataclasses.replace(result, error=probe.error(logits), budget=probe.budget(dtype))
-    if not probe.is_off(logits, dtype):
+    if not is_off:
         return result
     given = f"with {variant.name} {variant.value} the port answers"
     if variant.must_show and (left := probe.left(logits, dtype, variant.before, probe.parameters)) is not None:

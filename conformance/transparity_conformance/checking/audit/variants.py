@@ -14,14 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
-
 from transparity.config import FIELD_TYPES, TransformerConfig, full_attention_every
 from transparity.errors import ConfigError, TransparityError
-from transparity.parameters import parameter_shapes
-from transparity_conformance.checkpoints.exporting import explicit, fields_of, tensors_in
-from transparity_conformance.checkpoints.importing import configuration, family_called
-from transparity_conformance.checkpoints.naming import without_prefix
+from transparity_conformance.checkpoints.exporting import explicit, read_beside, written
+from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
 
@@ -141,23 +137,6 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
         yield [variant]
 
 
-def written(model_type: str, family: Family, config: TransformerConfig) -> Fields | None:
-    """The content of config.json for a configuration; None if the family cannot express it."""
-    try:
-        fields: Fields = json.loads(json.dumps(fields_of(model_type, family, config)))
-        again = _read(family, config, fields)
-    except TransparityError:
-        return None
-    return fields if explicit(again) == explicit(config) else None
-
-
-def _read(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration that `fields` describe beside the tensors of `config`."""
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
-    tensors = tensors_in(family, config, zeros, with_computed=False)
-    return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
-
-
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
     """Fields with another value; of several fields together, if none of them can be changed alone."""
     base = write(config)
@@ -208,10 +187,10 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
         if name in (base.get("rope_parameters") or {}):
             fields["rope_parameters"] = {key: v for key, v in base["rope_parameters"].items() if key != name}
         try:
-            other = _read(family, config, fields)
+            other = read_beside(family, config, fields)
             if name == "image_size":  # small patches of the usual image would be thousands
                 del fields["patch_size"]
-                other = _read(family, config, fields)
+                other = read_beside(family, config, fields)
         except TransparityError:
             continue
         yield Variant(name, "absent", other, config, fields=fields, must_show=False)
@@ -224,7 +203,7 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
             with contextlib.suppress(TransparityError):
-                if explicit(_read(family, other, fields)) == explicit(other):
+                if explicit(read_beside(family, other, fields)) == explicit(other):
                     yield Variant(name, value, other, config, fields=fields)
 
 
@@ -257,5 +236,5 @@ def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[
         made.append(("hidden_act", {**base, "hidden_activation": None, "hidden_act": "gelu"}))
     for name, fields in made:
         with contextlib.suppress(TransparityError):  # a family without that form
-            other = _read(family, config, fields)
+            other = read_beside(family, config, fields)
             yield Variant(name, json.dumps(fields[name]), other, config, fields=fields, must_show=False)

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
 from transparity_conformance.checking.stages.reach import can_be_walked
+from transparity_conformance.checkpoints.hashing import headers
+from transparity_conformance.checkpoints.importing import InFolder
+from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer
@@ -32,10 +36,12 @@ from transparity_conformance.identify.alignment.lines.reported import with_first
 from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.oracle.probes import Probe, lean
 from transparity_conformance.oracle.undetermined import judged_gap
+from transparity_conformance.report.capability_result import with_capabilities
 from transparity_conformance.report.comparison import gap, share
+from transparity_conformance.report.formatting import count
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report
 from transparity_conformance.running.hub import seeded
-from transparity_conformance.running.process.running import built, folder_note, run
+from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
 FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
 
@@ -43,6 +49,11 @@ SECOND_SEED = 1
 
 DRAWN = "a weight is drawn, not read: built again from the same weights, the port answers otherwise"
 NOT_TIED = "the head is not tied to the token embedding: its weight is drawn anew whenever the port is built"
+
+FOLDER = "loader.folder"
+
+HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
+"""The dtypes of files in which a model may compute."""
 
 
 def run_probes(evidence: Evidence) -> None:
@@ -183,6 +194,52 @@ def end_forward_pass(evidence: Evidence) -> None:
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
     evidence.add(notes=folder_note(evidence.build, evidence.arguments.parameters))
+
+
+def is_copied(evidence: Evidence) -> bool:
+    """Return whether a loader was given a copy of the checkpoint that was named, and agrees."""
+    parameters = evidence.arguments.parameters
+    is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
+    return is_named and is_loader(evidence.build) and evidence.agrees()
+
+
+def load_as_named(evidence: Evidence) -> None:
+    """Give the loader the named folder itself, and compare the logits of the first probe.
+
+    In the folder the tensors have their own dtype, and are in as many files as they were written to; the copy that all
+    other probes use is in float32 in one. What a loader computes may be rounded as its tensors are stored.
+    """
+    parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
+    assert isinstance(parameters, InFolder)
+    folder, where = parameters.folder, tensor_files(parameters.folder)
+    itself = dataclasses.replace(probe, parameters=InFolder(parameters, folder, is_ours=True))
+    answer = answer_or_error(lambda: run(built(evidence.build, itself), itself, logits_only=True)["logits"])
+    stored = {tensor.dtype for tensor in headers(where).values()}
+    says = f"{folder}: {' and '.join(sorted(stored))} in {count(len(set(where.values())), 'file')}"
+    if isinstance(answer, PortError):
+        evidence.report = with_capabilities(evidence.report, failed(FOLDER, str(folder), answer))
+        return
+    halves = [HALF_PRECISIONS[each] for each in sorted(stored & HALF_PRECISIONS.keys())]
+    tried = [_as_stored(probe, answer, each, dtype) for each in (dtype, *halves)]
+    error, budget = min(tried, key=lambda each: share(*each))
+    is_wrong = share(error, budget) > 1
+    evidence.add(claims=[ClaimResult(FOLDER, "diverges" if is_wrong else "agrees", error, budget, f"logits ({says})")])
+    evidence.add(notes=[f"load(folder) was given a copy in float32 in one file, and once the folder itself ({says})"])
+    if is_wrong:
+        cause = Cause(
+            "folder-read",
+            f"load(folder) is right on a copy in float32 in one file, and wrong on {says}",
+            None,
+            0.0,
+            1.0,
+        )
+        evidence.add(Divergence("logits", error, budget, (cause,), probe=probe.name))
+
+
+def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
+    """The error, and the budget of a model that computes in the precision asked for, or as its tensors are stored."""
+    budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
+    return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:

@@ -53,9 +53,13 @@ def compare_offers(evidence: Evidence) -> None:
         sharing["single"] = single_row(first)
         logits["single"] = run(ran.forward, sharing["single"], logits_only=True)["logits"]
     port = BuiltPort(
-        evidence.build, ran.forward, {(first.config, id(first.parameters)): (first.parameters, ran.forward)}
+        evidence.build,
+        ran.forward,
+        {(first.config, id(first.parameters)): (first.parameters, ran.forward)},
+        evidence.reached.forwards,
     )
-    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward))
+    reached = [each.probe for each in evidence.reached.right]
+    passed = ForwardPass(sharing, logits, report.dtype, sharding_of(ran.forward), reached)
     with known_so_far(report.verdict, report.first_divergence):
         if is_drawn:
             left_out = not_compared(*probes_left_out(first.config, arguments.probes, arguments.dtype))
@@ -145,7 +149,8 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    comparable = ((row, way, way.all_requests(forward)) for row, way in ways)
+    short = dataclasses.replace(forward, reached=())  # calls across thresholds came before these
+    comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 

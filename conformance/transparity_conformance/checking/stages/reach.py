@@ -12,9 +12,10 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.limits.memory import available_memory
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.checking.calls import Comparison, ReachedCalls, build_model, call_model
 from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.checkpoints.exporting import accepted_by
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import (
     HISTORY,
@@ -26,20 +27,21 @@ from transparity_conformance.diagnosis.reach.coverage import (
 )
 from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
 from transparity_conformance.oracle.memory import BYTES_OF_AN_ACTIVATION
-from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.probes import Probe, sees_something
 from transparity_conformance.oracle.reach.long import LongProbe, has_prefixes
 from transparity_conformance.oracle.reach.models import (
     WITHOUT_LIMIT,
     ReachModel,
     ReachProbe,
+    masked_model,
     reach_of,
     reach_of_preset,
 )
-from transparity_conformance.oracle.reach.thresholds import LONGEST
+from transparity_conformance.oracle.reach.thresholds import LONGEST, LONGEST_THRESHOLD
 from transparity_conformance.oracle.reach.vocabulary import every_token, unseen_tokens
 from transparity_conformance.report.comparison import difference, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.running.process.running import built, run
+from transparity_conformance.running.process.running import built, is_loader, model_type_of, run
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
@@ -55,7 +57,9 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     if arguments.preset is not None and arguments.config is None:
         models = reach_of_preset(arguments.preset)
     else:
-        models = reach_of(first.config, first.parameters, is_drawn=parameters is None)
+        accepts = accepted_by(model_type_of(evidence.port))
+        models = reach_of(first.config, first.parameters, is_drawn=parameters is None, accepts=accepts)
+        models += _given_a_mask(evidence)
     models = models if parameters is None else (*models, every_token(first.config, parameters))
     reach(evidence, models)
     call_long(evidence)
@@ -67,10 +71,23 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     evidence.add(not_compared=unseen)
 
 
+def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
+    """The model of a loader with the mask of its caller, if it takes one."""
+    model = masked_model(evidence.first.config, evidence.first.parameters)
+    if model is None or not is_loader(evidence.port):
+        return ()
+    signature = signature_of(evidence.ran.forward)
+    if signature is None or "attention_mask" not in signature.parameters:
+        evidence.reached.refused.append("attention_mask: the loaded model takes none")
+        return ()
+    return (model,)
+
+
 def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
     """Call the port on every probe of `models`."""
     reached, dtype = evidence.reached, evidence.arguments.dtype
     calls = sum(len(model.calls) for model in models)
+    asked = evidence.first.config.max_length if evidence.arguments.config is not None else LONGEST_THRESHOLD
     for model in models:
         function: Callable[..., Any] | None = evidence.ran.forward
         if not model.is_asked:
@@ -82,9 +99,9 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             evidence.progress("calling the port at other sizes", len(reached.compared), calls)
             if reached.seconds > SECONDS_OF_A_PORT and number >= WITHOUT_LIMIT:
                 reached.left_out.append(probe)
-            elif not _compared(function, probe, reached, dtype):
+            elif not _compared(function, probe, reached, dtype, asked):
                 break
-        _bisect(function, model, reached, dtype)
+        _bisect(function, model, reached, dtype, asked)
     if reached.wrong:
         probe = reached.wrong[0].probe
         with contextlib.suppress(PortError):  # then it is wrong alone, too
@@ -92,20 +109,21 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
-def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str) -> bool:
-    """Call a port and compare its logits; return whether it answered."""
-    taps = call_model(function, probe, reached, not probe.model.is_asked, logits_only=True)
+def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str, asked: int) -> bool:
+    """Call a port and compare its logits; return whether it answered. It may refuse lengths beyond the `asked` one."""
+    is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
+    taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
         reached.compared.append(compare(probe, taps["logits"], dtype))
     return taps is not None
 
 
-def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str) -> None:
+def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str, asked: int) -> None:
     """Find the first wrong length of a model that is right up to some length and wrong beyond."""
     sides = len(model.config.input_names)
 
     def call(length: int) -> bool | None:
-        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype)
+        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype, asked)
         return reached.compared[-1].is_wrong if answered else None
 
     bisect([each.call for each in reached.compared if each.probe.model is model], call)
@@ -115,6 +133,9 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
     """Compare logits with the reference's; a difference over the budget may be that of sums taken in sequence."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
+        is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
+        if is_masked and logits.shape == expected.shape:  # a row that is padded on the left begins with blind positions
+            logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
             budget = probe.budget(dtype, in_sequence=True)

@@ -131,7 +131,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     example=SIZES
     | {"num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 44, "first_k_dense_replace": 1}
     | {"moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2}
-    | {"q_lora_rank": 14, "kv_lora_rank": 9, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
+    | {"q_lora_rank": 13, "kv_lora_rank": 9, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5}
     | {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
         | {"mscale": 1.0, "mscale_all_dim": 1.0}

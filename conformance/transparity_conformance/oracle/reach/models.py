@@ -6,8 +6,9 @@ rows of models whose sizes cross the thresholds of a configuration, cheap enough
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ WITHOUT_LIMIT = 12
 """The calls of a model that are made however long they take; the rest are left out when the time is over."""
 
 
+ITSELF = "the model itself"
 PURPOSE = "behaviour that depends on sizes"
 
 
@@ -87,6 +89,10 @@ class LogitsOracle(Oracle):
             self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
         return self._in_sequence[dtype]
 
+    def known_in_sequence(self, dtype: str) -> float:
+        """The same if it was measured before, else 0."""
+        return self._in_sequence.get(dtype, 0.0)
+
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
         return gap(self._evaluate(arrays or self.arrays, dtype, index)["logits"], truth["logits"])
@@ -125,7 +131,7 @@ class ReachModel:
     """A model, and the calls that are tried with it."""
 
     name: str
-    """`the model itself`, `long`, `wide` or `vocabulary`."""
+    """`ITSELF`, `given a mask`, `long`, `deep`, `wide` or `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
@@ -142,7 +148,7 @@ class ReachModel:
         """The probe of one call."""
         inputs = reach_inputs(self.config, batch, lengths)
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
-        model = "" if self.is_asked else f"{self.name}, "
+        model = "" if self.name == ITSELF else f"{self.name}, "
         return ReachProbe(
             self.name, f"{model}{said}, batch {batch}", PURPOSE, self.config, self.parameters, inputs, model=self
         )
@@ -160,13 +166,13 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
-    """Random tokens among which are the edges of the vocabulary; padding on the right of odd lengths and odd rows,
-    inside other rows, and never at the first position."""
+    """Random tokens among which are the edges of the vocabulary; padding on the right of some rows, inside others, and
+    never at the first position. No two inputs share a pattern."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
     random = np.random.default_rng([batch, *lengths])
     inputs: Arrays = {}
-    for name, length in zip(config.input_names, lengths, strict=True):
+    for number, (name, length) in enumerate(zip(config.input_names, lengths, strict=True)):
         if name not in config.token_inputs:
             inputs[name] = frame_inputs(config, batch, batch)
             continue
@@ -177,31 +183,40 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
         edges = edge_tokens(config, size)
         if edges:
             places = tokens[:, ::2]
-            places[...] = np.resize(np.roll(edges, -length), places.shape)
-        _pad(config, tokens)
+            places[...] = np.resize(np.roll(edges, number - length), places.shape)
+        _pad(config, tokens, number)
         inputs[name] = tokens
     return inputs | _further(config, inputs, random)
 
 
-def _pad(config: TransformerConfig, tokens: np.ndarray) -> None:
-    """Write padding into rows of tokens; a run is shorter than a sliding window, so that every query sees a token."""
+def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
+    """Write padding into rows of the input of this number; a run is shorter than a sliding window, so that every query
+    sees a token. The last input has none behind a threshold, where it would be all that follows."""
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
     if config.pad_id is None or length < 3 or window < 2:
         return
-    run, middle = min(max(1, length // 4), window - 1), length // 2
+    run, middle = min(max(1, length // (4 + number)), window - 1), length // (2 + number)
+    phase = length + (length > SHORT) + len(config.input_names) - 1 - number
     for row in range(batch):
         inside = slice(middle, middle + min(row, run))
-        tokens[row, slice(length - run, None) if (row + length) % 2 else inside] = config.pad_id
+        tokens[row, slice(length - run, None) if (row + phase) % 2 else inside] = config.pad_id
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """The attention mask, which hides padding and one real token, and token types."""
+    """The attention mask, and token types. In turn the mask hides padding and one real token, nothing, or the first
+    tokens of every row but one."""
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
         mask = tokens != (-1 if config.pad_id is None else config.pad_id)
-        mask[:, 1 + tokens.shape[1] // 3 : 2 + tokens.shape[1] // 3] = False
+        batch, length = mask.shape
+        if (batch + length) % 3 == 0:
+            mask[:] = True
+        elif (batch + length) % 3 == 1:
+            mask[:, 1 + length // 3 : 2 + length // 3] = False
+        else:
+            mask &= np.arange(length) >= np.arange(batch)[:, None] % max(1, length // 2)
         further["attention_mask"] = mask.astype(np.int64)
     if config.num_token_types:
         further["token_types"] = random.integers(0, config.num_token_types, tokens.shape)
@@ -217,29 +232,91 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
     many = config.resized(embed_dim=6, source_vocab_size=VOCABULARY, target_vocab_size=VOCABULARY, **few)
     return (
         _model("long", narrow(config, LONGEST)),
+        *deep_models(config),
         ReachModel("wide", wide, probe_parameters(wide, 7), few_calls(wide)),
         # each position has 0.5 MB of logits, which stay in memory
         ReachModel("vocabulary", many, probe_parameters(many, 8), [(1, _sides(many, 9, 8)), (2, _sides(many, 2, 3))]),
     )
 
 
-def reach_of(config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True) -> tuple[ReachModel, ...]:
-    """The models of a configuration: itself, and a narrower one for sequences that are too long for it.
+Accepts = Callable[[TransformerConfig], bool]
+"""Returns whether a configuration can be given to the port, such as one that a family's folder expresses."""
 
-    Of a model with given parameters, there is no narrower one.
+
+def reach_of(
+    config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
+) -> tuple[ReachModel, ...]:
+    """The models of a configuration: itself, a narrow one for sequences that are too long for it, and a deep one.
+
+    A model with given parameters is the only one.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
     calls = few_calls(config) if is_large(parameters) else list(_calls(config, min(longest, affordable)))
     calls = [] if is_huge(parameters) else calls
-    itself = ReachModel("the model itself", config, parameters, calls, is_asked=True)
-    if not is_drawn or config.reads_pixels or (longest <= affordable and not is_large(parameters)):
+    itself = ReachModel(ITSELF, config, parameters, calls, is_asked=True)
+    if not is_drawn:
         return (itself,)
-    return itself, _model("long", narrow(config, longest))
+    reached = max((max(lengths) for _, lengths in calls), default=0)
+    found = [itself]
+    if not config.reads_pixels and reached < (far := max(longest, LONGEST)) and accepts(long := narrow(config, far)):
+        found.append(_model("long", long, reached))
+    return *found, *deep_models(config, accepts)
 
 
-def _model(name: str, config: TransformerConfig) -> ReachModel:
-    return ReachModel(name, config, probe_parameters(config, 6), list(_calls(config, config.max_length)))
+def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
+    """The model with the calls that cross a threshold beyond the lengths that others `reached`; without any, all."""
+    calls = list(_calls(config, config.max_length))
+    if reached:
+        crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
+        far = [call for call in calls if max(call[1]) in crossing and max(call[1]) > reached]
+        calls = [*few_calls(config), *far, (2, _sides(config, RAGGED, RAGGED // 2))]
+    return ReachModel(name, config, probe_parameters(config, 6), calls)
+
+
+RAGGED = 100
+"""Tokens of a batch with padding that is longer than short calls."""
+
+
+def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
+    """The same model with a mask of its caller's: ones, a hidden token, rows padded on the left.
+
+    Returns: None for a model that has a mask anyway, that has no use for one, or that is large.
+    """
+    is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
+    if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
+        return None
+    masked = dataclasses.replace(config, padding="attention-mask")
+    calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (3, 8))]
+    return ReachModel("given a mask", masked, parameters, calls, is_asked=True)
+
+
+DEPTH = 6
+"""Layers of the deep model: every kind of layer comes at least twice, of three kinds."""
+
+
+def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
+    """The system with more layers, and few calls: a fault may be in later layers only."""
+    for types in _deep_types(config):
+        depth = max(DEPTH, len(types))
+        layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
+        longest = SHORT + 3 if not config.reads_pixels else config.max_length
+        deep = narrow(config, longest, **layers, layer_types=types)
+        if accepts(deep):
+            return (ReachModel("deep", deep, probe_parameters(deep, 9), few_calls(deep)),)
+    return ()
+
+
+def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
+    """The kinds of the layers of a deep model, in orders of which a family may express the first or a later one."""
+    kinds = tuple(config.layer_kinds) if config.layer_types else ()
+    depth = max(DEPTH, 2 * len(kinds))
+    if not kinds:
+        yield ()
+        return
+    yield tuple(config.layer_types[layer % len(config.layer_types)] for layer in range(depth))
+    yield tuple(kinds[layer * len(kinds) // depth] for layer in range(depth))
+    yield (kinds[0], *(kinds[1:][layer % len(kinds[1:])] for layer in range(depth - 1)))
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
@@ -255,8 +332,8 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
     return config.resized(**(vocabularies | without | sizes))
 
 
-def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
-    """The system with few features and layers, `longest` tokens, and every threshold as it is.
+def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
+    """The system with few features and layers, `longest` tokens, every threshold unchanged, and `others` replaced.
 
     Angles depend on the features of a head, so rotary heads keep theirs.
     """
@@ -273,7 +350,7 @@ def narrow(config: TransformerConfig, longest: int) -> TransformerConfig:
         sizes[name] = min(max(PROBE_SIZES[name], len(config.layer_kinds)), getattr(config, name))
     if config.positions == "rotary":
         sizes |= _real_heads(config)
-    return small_system(config, **sizes)
+    return small_system(config, **(sizes | others))
 
 
 def _real_heads(config: TransformerConfig) -> dict[str, Any]:
@@ -304,10 +381,10 @@ def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple
 
 def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     numbers = thresholds(config).values()
-    lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
+    lengths = lengths_up_to(longest, numbers)
     long = [length for length in reversed(lengths) if length > SHORT]
     short = [length for length in lengths if length <= SHORT]
-    first = [length for length in long if length in crossed or length == lengths[-1] or not length - 1 & length - 2]
+    first = _crossing(config, longest)
     pairs = [(length, length if length <= SHORT // 2 else SHORT + 1 - length) for length in short]
     if len(config.input_names) > 1:
         pairs += [(target, source) for source, target in pairs if source != target]
@@ -319,6 +396,30 @@ def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[
         source, target = (length, length // 2 + 1) if i % 2 else (length // 2 + 1, length)
         lone = len(config.input_names) == 1
         yield 1 + (length < 100), _sides(config, length if lone else source, target)
+
+
+def _crossing(config: TransformerConfig, longest: int) -> list[int]:
+    """The lengths just beyond a threshold or a power of two, and the longest; the longest first."""
+    numbers = thresholds(config).values()
+    lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
+    is_first = lambda length: length in crossed or length == lengths[-1] or not length - 1 & length - 2  # noqa: E731
+    return [length for length in reversed(lengths) if length > SHORT and is_first(length)]
+
+
+def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
+    """Of the calls of each model those just beyond a threshold and the longest, the shortest first: the calls in which
+    what a port does besides its forward pass is compared."""
+    chosen: dict[tuple[int, int], ReachProbe] = {}
+    every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
+    longest: dict[int, int] = {}
+    for probe in every:
+        longest[id(probe.parameters)] = max(longest.get(id(probe.parameters), 0), probe.lengths[-1])
+    for probe in sorted(every, key=lambda probe: probe.batch):
+        length, key = probe.lengths[-1], id(probe.parameters)
+        is_told = length - 1 in thresholds(probe.config).values() or length == longest[key]
+        if is_told and length > 2 and not (probe.is_large or probe.config.angles_depend_on_length):
+            chosen.setdefault((key, length), probe)
+    return sorted(chosen.values(), key=lambda probe: probe.lengths[-1])
 
 
 def _sides(config: TransformerConfig, source: int, target: int) -> tuple[int, ...]:

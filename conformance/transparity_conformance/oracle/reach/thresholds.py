@@ -26,6 +26,10 @@ BATCHES = (1, 2, 3, 5, 13, 8)
 """Rows of the short calls, in turn: none, few, primes, a power of two."""
 
 
+CHUNKS = (64, 256)
+"""Tokens per chunk of published recurrences: of the gated delta rule, and of Mamba-2 (`chunk_size`)."""
+
+
 def thresholds(config: TransformerConfig) -> dict[str, int]:
     """The distances and lengths at which a field begins to matter, by field."""
     found = {}
@@ -40,7 +44,7 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
     if config.has_relative_bias:
         found["relative_buckets"] = config.relative_buckets // 2
         found["relative_max_distance"] = config.relative_max_distance
-    return found
+    return found | ({f"chunk of {size}": size for size in CHUNKS} if config.is_recurrent else {})
 
 
 def longest_length(config: TransformerConfig) -> int:

@@ -93,7 +93,7 @@ def check_view(report: Report) -> CheckView:
         not_compared=one_line_a_reason(report.not_compared),
         notes=each_kind_once(report.notes),
         compared=_compared(report),
-        coverage=report.coverage.line,
+        coverage="; ".join([report.coverage.line, *_reaches(report.claims)]) if report.coverage.line else "",
         audit=_audit(report),
     )
 
@@ -146,6 +146,11 @@ def each_kind_once(lines: Iterable[str]) -> list[str]:
     for line in lines:
         kinds.setdefault(re.sub(r"\d+", "#", line), []).append(line)
     return [first + (f" (and {count(len(more), 'note')} like it)" if more else "") for first, *more in kinds.values()]
+
+
+def _reaches(claims: Sequence[ClaimResult]) -> list[str]:
+    """The reach of each claim that has one of its own."""
+    return [f"{claim.id}: {claim.reach}" for claim in claims if claim.reach and claim.verdict == "agrees"]
 
 
 def _claim(claim: ClaimResult) -> ShownClaim:

@@ -75,7 +75,12 @@ def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str
 
 def is_loader(build: Port) -> bool:
     """Return whether a port is a loader of folders."""
-    return getattr(_inner(build), "model_type", None) is not None
+    return model_type_of(build) is not None
+
+
+def model_type_of(build: Port) -> str | None:
+    """The family of the folders that a loader reads; None for another port."""
+    return getattr(_inner(build), "model_type", None)
 
 
 def _inner(build: Port) -> Any:

@@ -1,0 +1,77 @@
+"""Right ports of which `kinds.toml` has wrong copies: what they offer is computed again from the first token on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transparity.config import TransformerConfig
+from transparity_numpy.port import build as right
+
+
+class Decoder:
+    """A lone decoder with `step` and `generate`."""
+
+    def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
+        self.config, self.model = config, right(config, parameters)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model.logits(tokens=tokens))
+
+    def step(self, tokens: np.ndarray, cache: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        every = np.asarray(tokens) if cache is None else np.concatenate([cache, tokens], axis=1)
+        return self(every)[:, every.shape[1] - tokens.shape[1] :], every
+
+    def generate(self, prompt: np.ndarray, steps: int) -> np.ndarray:
+        tokens = np.asarray(prompt)
+        for _ in range(steps):
+            logits = self(tokens[:, -self.config.max_length :])[:, -1:]
+            tokens = np.concatenate([tokens, logits.argmax(-1)], axis=1)
+        return tokens
+
+
+class Masked(Decoder):
+    """A lone decoder that is given a mask, without anything else."""
+
+    def __call__(self, tokens: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:  # type: ignore[override]
+        hidden = np.asarray(attention_mask)
+        return np.asarray(self.model.logits(tokens=tokens, attention_mask=hidden))
+
+    step = generate = None  # type: ignore[assignment]
+
+
+class Translator:
+    """An encoder-decoder."""
+
+    def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
+        self.config, self.model = config, right(config, parameters)
+
+    def __call__(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        source, target = np.array(source), np.array(target)
+        return np.asarray(self.model.logits(source=source, target=target))
+
+
+def load(folder: str) -> Any:
+    """A loader of a causal model of transformers, from all files of the folder."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = transformers.AutoConfig.from_pretrained(folder)
+            self.inner = transformers.AutoModelForCausalLM.from_config(config).float()
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            mask = attention_mask
+            logits: torch.Tensor = self.inner(input_ids, attention_mask=mask).logits
+            return logits
+
+    model = Model()
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        tensors = {name: value.float() for name, value in load_file(file).items()}
+        model.inner.load_state_dict(tensors, strict=False)
+    return model.eval()

@@ -1,0 +1,107 @@
+"""Faults that only long calls, late layers, many rows, a mask or the named folder show diverge; their twins agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from transparity_conformance import check
+from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.report.report import Report
+
+TEXT = Path(__file__).with_name("ports.py").read_text(encoding="utf-8")
+ROWS: list[dict[str, str]] = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))["wrong"]
+
+SYSTEMS = {
+    "plain": dataclasses.replace(CASES["llama"], max_length=64, pad_id=None, bos_id=None, eos_id=None),
+    "window": dataclasses.replace(
+        CASES["qwen"], max_length=300, sliding_window=64, pad_id=None, bos_id=None, eos_id=None
+    ),
+    "bart": dataclasses.replace(CASES["bart"], max_length=11),
+    "mamba2": dataclasses.replace(CASES["mamba2"], padding="attention-mask"),
+}
+
+FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
+"""A row of each port whose checks take few seconds; the others are `long`."""
+
+TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
+
+
+def marked(values: Any, *, is_short: bool) -> Any:
+    return pytest.param(*values, marks=() if is_short else pytest.mark.long)
+
+
+def made(port: str, old: str = "", new: str = "") -> Any:
+    """The port of this name, with text replaced."""
+    assert not old or TEXT.count(old) == 1, old
+    names: dict[str, Any] = {"__name__": "ports"}
+    exec(compile(TEXT.replace(old, new) if old else TEXT, "ports.py", "exec"), names)
+    return names[port]
+
+
+@cache
+def folder(path: Path) -> Path:
+    """A small Llama in bfloat16, in several files."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=64)
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    model.to(torch.bfloat16).save_pretrained(path, max_shard_size="20KB")
+    return path
+
+
+def report(port: Any, system: str, path: Path) -> Report:
+    if system == "folder":
+        found = import_checkpoint(folder(path))
+        options = {"config": found.config, "parameters": found.parameters, "audit": False}
+        return check(port, family="llama", budget=0, **options)
+    if system not in SYSTEMS:
+        return check(port, family=system, budget=0, audit=False)
+    return check(port, config=SYSTEMS[system], logits_only=True, budget=0)
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kinds")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [marked([row], is_short=row in FEW.values()) for row in ROWS],
+    ids=[f"{row['kind']}: {row['says']}" for row in ROWS],
+)
+def test_a_fault_of_a_kind_that_hides_diverges(row: dict[str, str], path: Path) -> None:
+    found = report(made(row["port"], row["old"], row["new"]), row["system"], path)
+    assert found.verdict == "diverges"
+
+
+@pytest.mark.parametrize(("port", "system"), [marked(twin, is_short=twin in FEW) for twin in TWINS])
+def test_the_right_twin_agrees(port: str, system: str, path: Path) -> None:
+    found = report(made(port), system, path)
+    assert found.verdict == "agrees", found.faults
+
+
+def test_each_kind_has_three_faults() -> None:
+    kinds = [row["kind"] for row in ROWS]
+    assert min(kinds.count(kind) for kind in kinds) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["vit"])
+def test_an_unchanged_loader_of_transformers_passes_its_audit(family: str) -> None:
+    def load(folder: str) -> Any:
+        kind = transformers.AutoModel if family == "vit" else transformers.AutoModelForCausalLM
+        return kind.from_pretrained(folder)
+
+    found = check(load, family=family, audit=True, budget=0)
+    assert found.verdict == "agrees", (found.faults, found.coverage.untested)

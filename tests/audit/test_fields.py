@@ -11,10 +11,10 @@ from tests.audit.audited import LOADERS, audit_of, changed
 
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checking.audit.fields import exercised, shows
-from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of, written
+from transparity_conformance.checking.audit.variants import Variant, candidates, differing, variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import explicit
+from transparity_conformance.checkpoints.exporting import explicit, written
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.report import Report

@@ -63,7 +63,7 @@ def folder(path: Path) -> Path:
 def report(port: Any, system: str, path: Path) -> Report:
     if system == "folder":
         found = import_checkpoint(folder(path))
-        options = {"config": found.config, "parameters": found.parameters, "audit": False}
+        options: dict[str, Any] = {"config": found.config, "parameters": found.parameters, "audit": False}
         return check(port, family="llama", budget=0, **options)
     if system not in SYSTEMS:
         return check(port, family=system, budget=0, audit=False)

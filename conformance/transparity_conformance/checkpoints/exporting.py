@@ -92,10 +92,10 @@ def tensors_in(
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
 
 
-def written(model_type: str, family: Family, config: TransformerConfig) -> Fields | None:
+def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
     """The content of config.json for a configuration; None if the family cannot express it."""
     try:
-        fields: Fields = json.loads(json.dumps(fields_of(model_type, family, config)))
+        fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
     except TransparityError:
         return None

@@ -111,7 +111,7 @@ class Messages:
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
         return [line.strip() for text in texts for line in text.splitlines()]
 
-    def line_about(self, name: str, usual: Collection[str]) -> str:
+    def line_about(self, name: str, usual: Collection[str] = ()) -> str:
         """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
         words between the number of its layer and its last two parts, as a loader has that renames what it reads. Else
         the first that is not `usual` and has the number of the layer and the last part."""

@@ -287,6 +287,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
     if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
         return None
     masked = dataclasses.replace(config, padding="attention-mask")
+    calls: list[tuple[int, tuple[int, ...]]]
     calls = [(batch, (min(length, config.max_length),)) for batch, length in ((2, 7), (1, 9), (3, 8))]
     return ReachModel("given a mask", masked, parameters, calls, is_asked=True)
 
@@ -402,8 +403,8 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
     """The lengths just beyond a threshold or a power of two, and the longest; the longest first."""
     numbers = thresholds(config).values()
     lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
-    is_first = lambda length: length in crossed or length == lengths[-1] or not length - 1 & length - 2  # noqa: E731
-    return [length for length in reversed(lengths) if length > SHORT and is_first(length)]
+    crossed |= {lengths[-1], *(length for length in lengths if not length - 1 & length - 2)}
+    return [length for length in reversed(lengths) if length > SHORT and length in crossed]
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:

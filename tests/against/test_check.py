@@ -82,7 +82,7 @@ MISTAKES = {
     "sign": ("x + self.down(h)", "x - self.down(h)", "applies `sub`"),
     "parameters": ("h = self.norm2(x)", "h = self.norm(x)", "parameters of layers.0.norm for"),
     "rounding": ("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
-    "order": ("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "exchanges the axes -2 and -1"),
+    "order": ("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "swaps the axes -2 and -1"),
 }
 """A mistake by its kind: the text, what replaces it, and what is said of it; nothing if no edit is the mistake."""
 

@@ -40,7 +40,7 @@ Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
 """Makes the forward pass of a port, from the folder of a loader or the tensors of a module."""
 
 TRANSFORMERS = "transformers"
-"""The reference that a config.json alone names."""
+"""The reference that needs only a config.json."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
     first, *others = asked.against if isinstance(asked.against, list | tuple) else [asked.against]
     if others[1:]:
-        raise UsageError(f"{len(others) + 1} references were given; expected one, or two to tell which stands alone.")
+        raise UsageError(f"{len(others) + 1} references were given; expected one, or two.")
     asked = dataclasses.replace(asked, against=first)
     with contextlib.ExitStack() as stack:
         # their processes load while the reference is made
@@ -273,7 +273,7 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     outcome = sides.compared(given)
     if reference.others:
         more = f"{reference.others} more array{'s' * (reference.others > 1)}"
-        left_out.append(f"the reference returns {more}: the first is compared alone")
+        left_out.append(f"the reference returns {more}: only the first is compared")
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]

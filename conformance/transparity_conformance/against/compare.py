@@ -1,4 +1,4 @@
-"""A port beside a reference, on many inputs: whether they agree, and if not, on which lines they part and why."""
+"""Compare a port with a reference on many inputs, and find the lines where they depart, and why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outcome:
     """The departures, each with both lines and with the edit that explains it."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """Operations of the port that have no counterpart behind the departures."""
+    """Operations of the port that have no counterpart after the departures."""
 
     def with_answers(self, other: Outcome) -> Outcome:
         """Return the outcome with the answers of another one."""

@@ -1,4 +1,4 @@
-"""A port beside a run of the reference: what both have, and where what they have ends."""
+"""Compare a port's operations with a run of the reference: the values of both, and the first ones of only one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_conformance.matching.values import Known, agreeing, apart
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A port beside one run of the reference."""
+    """A port and one run of the reference."""
 
     changes: Mapping[int, Change]
     values: Values

@@ -1,4 +1,4 @@
-"""Edits that explain one call are tried on every other call: on one alone they may be luck."""
+"""Edits that explain one call are tried on every other call: one call may agree by luck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every place where a port departs from the reference: an edit explains it, or the reference continues behind it."""
+"""Every place where a port departs from the reference: an edit explains it, or the reference continues after it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Departure:
         return found
 
     def with_other(self, number: int) -> Departure:
-        """Return the departure with another edit that explains it as well, and those behind it as others."""
+        """Return the departure with another edit that explains it as well, and the later ones as others."""
         other, rest = self.others[number], self.others[number + 1 :]
         return dataclasses.replace(self, edit=other.edit, step=other.step, steps=other.steps, others=rest)
 
@@ -134,7 +134,7 @@ class Departures:
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation that an edit explains: the first that it gives a counterpart, before it the one
-        behind which a step is left out, or the first that the reference has nowhere."""
+        after which a step is left out, or the first that the reference has nowhere."""
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
         first = next((index for index in port if index in explained), port[0] if port else -1)

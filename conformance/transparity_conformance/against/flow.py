@@ -15,7 +15,7 @@ START = -1
 
 
 class DataFlow:
-    """The values of a program that depend on its main input, each with the last one that it was made from alone.
+    """The values of a program that depend on its main input, each with the last value that all of it was made from.
 
     Everything else, such as masks, tables of positions and parameters, is the same whatever the input says.
     """

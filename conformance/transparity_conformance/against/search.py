@@ -26,10 +26,10 @@ RANK_OF_FITTED = 3
 """The rank from which on an edit is fitted, or one of many: a simpler one may be a little further away."""
 
 MEASURED = 3
-"""Edits of which it is measured how the reference rounds with them. A bound on time alone."""
+"""Edits with which the rounding of the reference is measured; it limits only time."""
 
 TRIES = 8
-"""Values behind an edit that are compared before it is given up. A bound on time alone."""
+"""Values after an edit that are compared before it is given up; it limits only time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -306,7 +306,7 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
     with _defaults_for(precision):
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
-        result.fill_(math.nan)  # what is read before it is written is told by it
+        result.fill_(math.nan)  # memory that is read before it is written shows as NaN
     return result
 
 
@@ -370,7 +370,7 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """By the frames of an operation, those of them that are told."""
+        """By the frames of an operation, the frames that are shown."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:

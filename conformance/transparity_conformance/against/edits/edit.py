@@ -88,7 +88,7 @@ class Edit:
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The difference in words, after "your port", or what returns them: few edits are told."""
+    """The difference in words, after "your port", or a function that returns it: few edits are reported."""
     make: Make = field(repr=False)
     """Return the change at a step of the site; None where it does not apply."""
     rank: int = 0
@@ -138,7 +138,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the values that a value is made from alone, each before a further step that computes."""
+    """Yield the values that all of a value is made from, each before a further step that computes."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS

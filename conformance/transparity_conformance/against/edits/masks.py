@@ -58,5 +58,5 @@ MASKS: dict[str, Callable[[Any], Any]] = {
     "shows one more key before the window": lambda x: x | _shifted(x, -1, False),
     "hides the first key of the window": lambda x: x & _shifted(x, 1, True),
     "hides the keys that theirs shows": lambda x: ~x,
-    "has queries and keys of the mask exchanged": lambda x: x.mT,
+    "swaps queries and keys of the mask": lambda x: x.mT,
 }

@@ -12,7 +12,7 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 MOST = 24
-"""How many other values are tried, the nearest first. A bound on time alone."""
+"""How many other values are tried, the nearest first; it limits only time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
@@ -31,7 +31,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             says = f"has the parts in the other order in `{at.line}`"
             yield Edit("operands", says, functools.partial(_reversed, place=place), rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
-        says = f"exchanges the two operands of `{short(step)}` in `{at.line}`"
+        says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
         yield Edit("operands", says, _exchanged, rank=1)
 
 

@@ -22,7 +22,7 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
         yield from _along(axis, value.shape[axis], where)
     for a, b in itertools.combinations(range(-1, -value.ndim - 1, -1), 2):
         if value.shape[a] == value.shape[b] > 1:
-            yield _edit(f"exchanges the axes {b} and {a} of {where}", functools.partial(_transposed, a=a, b=b))
+            yield _edit(f"swaps the axes {b} and {a} of {where}", functools.partial(_transposed, a=a, b=b))
 
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
@@ -32,7 +32,7 @@ def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
         yield _edit(says, functools.partial(_regrouped, axis=axis, parts=parts))
     if size > 1:
         if size % 2 == 0:
-            yield _edit(f"exchanges the halves of {where} on axis {axis}", _rolled(axis, size // 2))
+            yield _edit(f"swaps the halves of {where} on axis {axis}", _rolled(axis, size // 2))
         for by in (1, -1):
             yield _edit(f"shifts {where} by {by} on axis {axis}", _rolled(axis, by), rank=3)
         yield _edit(f"reverses {where} on axis {axis}", functools.partial(_flipped, axis=axis), rank=3)

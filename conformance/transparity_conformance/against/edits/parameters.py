@@ -141,7 +141,7 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change | None:
-    """The step with the parameters of the module beside its own, in every layer."""
+    """The step with the parameters of a sibling module, in every layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     others: dict[int, int] = {}
     for place in places:

@@ -21,7 +21,7 @@ from transparity_conformance.running.frameworks.modules import initialised
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
 
 LARGEST = 8
-"""Programs that are kept. A bound on memory alone."""
+"""Programs that are kept; it limits only memory."""
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:

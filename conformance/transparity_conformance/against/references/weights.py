@@ -22,7 +22,7 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""Places that are tried for the tensors of one operation, the likely ones first. A bound on time alone."""
+"""Places that are tried for the tensors of one operation, the likely ones first; it limits only time."""
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -161,7 +161,7 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 def _are_turned(theirs: Tensors, port: Tensors) -> bool:
-    """Whether the port's maps are transposed, which those that are not square tell."""
+    """Whether the port's maps are transposed; maps that are not square show it."""
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
     return len({shape for shape in maps if shape[::-1] in ours}) > len({shape for shape in maps if shape in ours})
@@ -180,7 +180,7 @@ class _Search:
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
         self.exchanged = set[frozenset[int]]()
-        """Pairs of operations whose tensors were exchanged."""
+        """Pairs of operations whose tensors were swapped."""
 
     def run(self, now: Paired, whole: Tensors) -> Paired:
         """Return the pairs with which the port has the value of each operation that uses tensors, where there are."""
@@ -242,7 +242,7 @@ class _Search:
         return near
 
     def _operands(self, step: Step) -> set[int]:
-        """The values, views aside, that a step computes with beside parameters."""
+        """The values, views aside, that a step is given besides parameters."""
         return {index for _, item in references(step) if (index := self._root(item.index)) not in self.program.given}
 
     def _root(self, index: int) -> int:
@@ -304,7 +304,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the places; in a layer behind a fault, tensors are placed as in the layers before the fault."""
+    """Return the places; in a layer after a fault, tensors are placed as in the layers before the fault."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

@@ -1,4 +1,4 @@
-"""What both return besides logits: greedily generated tokens, and the loss of labels."""
+"""Outputs besides logits: greedily generated tokens, and the loss of labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A third implementation, called as the port is: which of the three stands alone."""
+"""A third implementation, called as the port is: which of the three differs from the two others."""
 
 from __future__ import annotations
 

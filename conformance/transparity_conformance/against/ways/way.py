@@ -92,7 +92,7 @@ class Sides:
         return judged(reference or self.reference, call, probes, self.progress)
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find out where and why the answers differ, if they do: on one call alone, or because of those before it."""
+        """Find out where and why the answers differ, if they do: on a single call, or because of earlier calls."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference

@@ -35,7 +35,7 @@ def test_a_report_has_the_keys_that_were_promised() -> None:
         for cause in fault["causes"]:
             assert set(cause) == {"mistake", "says", "value", "residual", "explained", "at", "source"}
     for claim in report["claims"]:
-        assert set(claim) == {"id", "verdict", "error", "budget", "where"}
+        assert set(claim) == {"id", "verdict", "error", "budget", "where", "reach"}
 
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])

@@ -60,7 +60,7 @@ def test_every_public_name_is_listed_with_its_docstring() -> None:
         assert [name for name in package.__all__ if f"### `{name}` {{#{package.__name__}-{name}}}" not in text] == []
     assert "load_parameters(\n    path: str | os.PathLike[str],\n" in text
     assert "### `load_port`" in text
-    assert "- `build`: the port" in text
+    assert "- `build`: `build(config, parameters)`" in text
 
 
 def test_every_document_has_its_presets_and_their_departures() -> None:

@@ -24,7 +24,7 @@ from transparity.taps import tap_shapes
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES as FAMILIES
 
-CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next")
+CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next", "qwen")
 """Configurations in which the faults of capabilities are made."""
 
 SEVERAL = {"pair": (2, 200), "triple": (3, 50)}

@@ -27,8 +27,6 @@ class OutputError(TransparityError):
 def check_writable(*paths: Path | None) -> None:
     """Raise `OutputError` before the work, not after it, if a path cannot be written, or two are the same."""
     given = [path for path in paths if path is not None]
-    if len({os.path.realpath(path) for path in given}) < len(given):
-        raise OutputError(f"{given[0]} is given for two files, of which the second would replace the first; name two.")
     for path in given:
         if path == STANDARD_OUTPUT:
             _standard_output()
@@ -39,6 +37,8 @@ def check_writable(*paths: Path | None) -> None:
             )
         if problem := _unwritable(path):
             raise OutputError(f"{path} cannot be written: {problem}; choose another path.")
+    if len({os.path.realpath(path) for path in given}) < len(given):
+        raise OutputError(f"{given[0]} is given for two files, of which the second would replace the first; name two.")
 
 
 def _unwritable(path: Path) -> str:

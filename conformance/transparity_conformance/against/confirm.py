@@ -94,7 +94,7 @@ class Confirming:
                 return found, now
             if tried := self._with_others(found):
                 return tried, self._run_again(tried, now)
-            more = self._with_further(found, failing)
+            more = self._with_further(found, failing, now)
             if more and all(each.edit for each in more):
                 return more, self._run_again(more, now)
             further = further or more[len(found) :]
@@ -113,9 +113,9 @@ class Confirming:
             tried = _with_another(tried)
         return tried
 
-    def _with_further(self, found: Sequence[Departure], failing: Call | None) -> list[Departure]:
-        """The departures with those of the calls that they do not explain, one after the other; the last without an
-        edit if none explains a call; none if nothing is found, or the first call is no longer explained."""
+    def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
+        """Return the departures, and those of each call that they do not explain; the last has no edit if none
+        explains that call. The list is empty if nothing is found, or if the first call is no longer explained."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -123,8 +123,7 @@ class Confirming:
             if not (added and after.agrees and all(each.edit for each in added)):
                 return more if added else []
             failing = self._failing(more)
-        now = self.departures.comparer.compared(self.departures.changes_of(more))
-        return more if self.departures.comparer.measured(now).agrees else []
+        return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
         """Return whether another call, the most telling, departs nowhere else."""

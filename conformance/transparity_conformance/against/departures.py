@@ -24,7 +24,7 @@ class Departure:
     """One place where the port departs from the reference."""
 
     by: Departures
-    """What found it, in one call."""
+    """The search that found it, in one call."""
     operation: int
     """The port's first operation there."""
     step: Step

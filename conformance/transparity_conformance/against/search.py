@@ -45,8 +45,8 @@ class Explanation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The best first: those that explain the answer, then most operations, then simple ones, then short ones, then
-        those of a value and not of one of its uses, then many places."""
+        """Order explanations: the answer is explained, few operations are lost, the edit is simple and short, it is at
+        a value and not at a view of it, it is made at many places."""
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property

@@ -321,9 +321,13 @@ def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarr
     """Return how many of the `length` tokens of each row are valid: at least one."""
     valid_lengths = as_array(name, value, InputError)
     if valid_lengths.shape != (batch,) or valid_lengths.dtype.kind not in "iu":
-        raise InputError(f"{name} has the shape {counts.shape} and dtype {counts.dtype}; expected {batch} integers.")
+        raise InputError(
+            f"{name} has the shape {valid_lengths.shape} and dtype {valid_lengths.dtype}; expected {batch} integers."
+        )
     if valid_lengths.min() < 1 or valid_lengths.max() > length:
-        raise InputError(f"{name} go from {counts.min()} to {counts.max()}; expected 1 to {length} for each row.")
+        raise InputError(
+            f"{name} go from {valid_lengths.min()} to {valid_lengths.max()}; expected 1 to {length} for each row."
+        )
     return valid_lengths.astype(np.int64)
 
 

@@ -17,7 +17,7 @@ from transparity_numpy.rotary.plain import plain_frequencies
 from transparity_numpy.rotary.yarn import yarn_frequencies
 from transparity_numpy.shapes import Positions, RotaryTables
 
-SCALINGS: dict[str, Callable[[TransformerConfig], Float64[Array, " pairs"]]] = {
+SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
     "none": plain_frequencies,
     "linear": linear_frequencies,
     "llama3": llama3_frequencies,

@@ -55,9 +55,9 @@ def attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
 
     Masked scores are −10⁹ instead of −∞, which makes a query that sees no key NaN.
     """
-    scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
-    weights = softmax(np.where(mask, scores, -1e9))
-    return weights @ value
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = np.where(mask, scores, -1e9)
+    return softmax(scores) @ value
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -75,26 +75,32 @@ def multi_head_attention(p: Weights, x: Array, memory: Array, mask: Array, heads
     query = split_heads(linear(p["query"], x), heads)
     key = split_heads(linear(p["key"], memory), heads)
     value = split_heads(linear(p["value"], memory), heads)
-    return linear(p["output"], merge_heads(attention(query, key, value, mask)))
+    context = attention(query, key, value, mask)
+    return linear(p["output"], merge_heads(context))
 
 
 def feed_forward(p: Weights, x: Array) -> Array:
     """FFN(x) = max(0, x W₁ + b₁) W₂ + b₂   (eq. 2)."""
-    return linear(p["down"], np.maximum(linear(p["up"], x), 0))
+    hidden = np.maximum(linear(p["up"], x), 0)
+    return linear(p["down"], hidden)
 
 
 def encoder_layer(p: Weights, x: Array, mask: Array, heads: int) -> Array:
     """Self-attention, then the feed-forward; each is LayerNorm(x + Sublayer(x))   (§3.1)."""
-    x = layer_norm(p["self_attention_norm"], x + multi_head_attention(p["self_attention"], x, x, mask, heads))
-    return layer_norm(p["feed_forward_norm"], x + feed_forward(p["feed_forward"], x))
+    attended = multi_head_attention(p["self_attention"], x, x, mask, heads)
+    x = layer_norm(p["self_attention_norm"], x + attended)
+    transformed = feed_forward(p["feed_forward"], x)
+    return layer_norm(p["feed_forward_norm"], x + transformed)
 
 
 def decoder_layer(p: Weights, x: Array, memory: Array, mask: Array, memory_mask: Array, heads: int) -> Array:
     """As in the encoder, with attention to the encoder's output between the two sublayers   (§3.1)."""
-    x = layer_norm(p["self_attention_norm"], x + multi_head_attention(p["self_attention"], x, x, mask, heads))
-    context = multi_head_attention(p["cross_attention"], x, memory, memory_mask, heads)
-    x = layer_norm(p["cross_attention_norm"], x + context)
-    return layer_norm(p["feed_forward_norm"], x + feed_forward(p["feed_forward"], x))
+    attended = multi_head_attention(p["self_attention"], x, x, mask, heads)
+    x = layer_norm(p["self_attention_norm"], x + attended)
+    attended = multi_head_attention(p["cross_attention"], x, memory, memory_mask, heads)
+    x = layer_norm(p["cross_attention_norm"], x + attended)
+    transformed = feed_forward(p["feed_forward"], x)
+    return layer_norm(p["feed_forward_norm"], x + transformed)
 
 
 def embed(p: Weights, tokens: Array) -> Array:

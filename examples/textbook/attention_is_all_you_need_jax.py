@@ -38,9 +38,9 @@ def attention(query: Array, key: Array, value: Array, mask: Array) -> Array:
 
     Masked scores are −10⁹ instead of −∞, which makes a query that sees no key NaN.
     """
-    scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
-    weights = jax.nn.softmax(jnp.where(mask, scores, -1e9))
-    return weights @ value
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = jnp.where(mask, scores, -1e9)
+    return jax.nn.softmax(scores) @ value
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -67,7 +67,8 @@ class MultiHeadAttention(nnx.Module):
         query = split_heads(self.query(x), self.heads)
         key = split_heads(self.key(memory), self.heads)
         value = split_heads(self.value(memory), self.heads)
-        return self.output(merge_heads(attention(query, key, value, mask)))
+        context = attention(query, key, value, mask)
+        return self.output(merge_heads(context))
 
 
 class FeedForward(nnx.Module):
@@ -78,7 +79,8 @@ class FeedForward(nnx.Module):
         self.down = nnx.Linear(d_ff, d_model, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        return self.down(nnx.relu(self.up(x)))
+        hidden = nnx.relu(self.up(x))
+        return self.down(hidden)
 
 
 class EncoderLayer(nnx.Module):
@@ -92,8 +94,10 @@ class EncoderLayer(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x: Array, mask: Array) -> Array:
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, x, mask)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        attended = self.self_attention(x, x, mask)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        transformed = self.feed_forward(x)
+        return self.feed_forward_norm(x + self.dropout(transformed))
 
 
 class DecoderLayer(nnx.Module):
@@ -109,9 +113,12 @@ class DecoderLayer(nnx.Module):
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x: Array, memory: Array, mask: Array, memory_mask: Array) -> Array:
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, x, mask)))
-        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_mask)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        attended = self.self_attention(x, x, mask)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        attended = self.cross_attention(x, memory, memory_mask)
+        x = self.cross_attention_norm(x + self.dropout(attended))
+        transformed = self.feed_forward(x)
+        return self.feed_forward_norm(x + self.dropout(transformed))
 
 
 class Transformer(nnx.Module):

@@ -33,9 +33,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
 
     Masked scores are −10⁹ instead of −∞, which makes a query that sees no key NaN.
     """
-    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-    weights = scores.masked_fill(~mask, -1e9).softmax(dim=-1)
-    return weights @ value
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = scores.masked_fill(~mask, -1e9)
+    return scores.softmax(dim=-1) @ value
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -63,7 +63,8 @@ class MultiHeadAttention(nn.Module):
         query = split_heads(self.query(x), self.heads)
         key = split_heads(self.key(memory), self.heads)
         value = split_heads(self.value(memory), self.heads)
-        return self.output(merge_heads(attention(query, key, value, mask)))
+        context = attention(query, key, value, mask)
+        return self.output(merge_heads(context))
 
 
 class FeedForward(nn.Module):
@@ -75,7 +76,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).relu())
+        hidden = self.up(x).relu()
+        return self.down(hidden)
 
 
 class EncoderLayer(nn.Module):
@@ -90,8 +92,10 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, x, mask)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        attended = self.self_attention(x, x, mask)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        transformed = self.feed_forward(x)
+        return self.feed_forward_norm(x + self.dropout(transformed))
 
 
 class DecoderLayer(nn.Module):
@@ -108,9 +112,12 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor, memory_mask: Tensor) -> Tensor:
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, x, mask)))
-        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_mask)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        attended = self.self_attention(x, x, mask)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        attended = self.cross_attention(x, memory, memory_mask)
+        x = self.cross_attention_norm(x + self.dropout(attended))
+        transformed = self.feed_forward(x)
+        return self.feed_forward_norm(x + self.dropout(transformed))
 
 
 class Transformer(nn.Module):

@@ -31,7 +31,7 @@ def causal_mask(length: int) -> Tensor:
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V   (eq. 1): (B, H, T, K).
 
-    Masked scores are −10⁹ instead of −∞, which makes a query that sees no key NaN.
+    Masked scores are −10⁹; with −∞, a query that sees no key would become NaN.
     """
     scores = query @ key.mT / query.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask, -1e9)

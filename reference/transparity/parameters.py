@@ -27,6 +27,9 @@ from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
 
+RENAMED = {"router_correction": "router_score_bias", "log_rate": "A_log", "time_step_bias": "dt_bias", "skip": "D"}
+"""Last parts of names in files of earlier versions, and what they are now."""
+
 FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -140,14 +143,14 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
     check_header(path, ParameterError)
     try:
         with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
+            names = {_current(name): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
             if config is not None:
                 check_names(config, names)
-            for name in names:
-                dtype = file.get_slice(name).get_dtype()
+            for name, stored in names.items():
+                dtype = file.get_slice(stored).get_dtype()
                 _check_dtype(f"{shown(name)} of {path}", FLOATS.get(dtype, dtype))
             check_fits(f"{path}", file_size(path, ParameterError), ParameterError)
-            parameters = {name: file.get_tensor(name) for name in names}
+            parameters = {name: file.get_tensor(stored) for name, stored in names.items()}
     except (OSError, SafetensorError, TypeError, ValueError, OverflowError, MemoryError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -155,6 +158,12 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
     if config is not None:
         check_parameters(config, parameters)
     return parameters
+
+
+def _current(name: str) -> str:
+    """Return the name of a parameter that a file of an earlier version may have under its old name."""
+    scope, dot, last = name.rpartition(".")
+    return scope + dot + RENAMED.get(last, last)
 
 
 @contextmanager
@@ -167,7 +176,7 @@ def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> 
     check_header(path, ParameterError)
     try:
         with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            slices = {_current(name): file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
             for name, shape in check_names(config, slices).items():
                 _check_shape(name, tuple(slices[name].get_shape()), shape)
                 dtype = slices[name].get_dtype()

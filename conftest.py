@@ -46,7 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Race our columns with those of the checkout at PATH. Write `=`, or pytest takes PATH for its root.",
     )
     group.addoption(
-        "--output", metavar="PATH", default="reports/race.json", help="Where results are kept (default: %(default)s)."
+        "--output",
+        metavar="PATH",
+        default="reports/race.json",
+        help="Where results are kept (default: %(default)s); written with `=`, too.",
     )
 
 

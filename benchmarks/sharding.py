@@ -124,8 +124,8 @@ def _seconds(run: Callable[[], Any], folder: Path) -> float:
 
 def _held(forward: Any) -> int:
     """Return the bytes of the parameters that this rank holds, or the first device."""
-    if "jax" in type(forward.model).__module__ or hasattr(forward, "state"):
-        leaves = sys.modules["jax"].tree.leaves(forward.state)
+    if hasattr(forward, "weights"):
+        leaves = sys.modules["jax"].tree.leaves(forward.weights)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     values = [getattr(value, "_local_tensor", value) for value in forward.model.parameters()]
     return sum(value.numel() * value.element_size() for value in values)

@@ -125,11 +125,12 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 
 
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
-    """The fastest candidate of the same kind that is not ours; of any kind, if there is none."""
+    """The fastest candidate of the same kind that is not ours; of any kind, if there is none (but no other's twin)."""
     if candidate.is_limit:
         return None
     peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
-    peers = [peer for peer in peers if candidate.kinds[0] in peer.candidate.kinds] or peers
+    alike = [peer for peer in peers if candidate.kinds[0] in peer.candidate.kinds]
+    peers = alike or [peer for peer in peers if peer.candidate.root is None]
     return min(peers, key=lambda peer: median(peer.seconds.values()), default=None)
 
 

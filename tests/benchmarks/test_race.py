@@ -325,6 +325,13 @@ def test_ratios_are_to_the_best_peer_of_the_kind() -> None:
     assert low == high == pytest.approx(1.5), "noise that hits all alike is no noise in a ratio"
 
 
+def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
+    twin = result("another, before", JAX, 1.0)
+    twin.candidate = replace(twin.candidate, root=ROOT)
+    found = {row.candidate: row for row in rows_of([result("ours", TORCH, 1.0, ours=True), twin])}
+    assert found["ours"].ratio is None
+
+
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     """It differs from the ratio of the medians, and counts only rounds that both ran."""
     ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)

@@ -252,8 +252,8 @@ def installed(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")
-    for script in ("character_model.py", "toy_translation.py"):
-        session.run("python", f"examples/{script}", env=SIDE_BY_SIDE | compiled(session))
+    for script in ("character_model", "toy_translation"):
+        session.run("python", "-m", f"examples.{script}", env=SIDE_BY_SIDE | compiled(session))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ with install_import_hook(package, "beartype.beartype"):
 """
 
 WRONG_SHAPES = """
-split_heads, scores = harness.function("attention.split_heads"), harness.function("attention.attention_scores")
+split_heads, scores = harness.function("mixers.attention.split_heads"), harness.function("mixers.attention.attention_scores")
 query, key, other = (np.ones(shape, np.float32) for shape in [(2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)])
 assert split_heads(np.ones((2, 3, 4), np.float32), 2).shape == (2, 2, 3, 2)
 assert scores(query, key, 1.0).shape == (2, 3, 5, 7)
@@ -72,7 +72,7 @@ for config in (presets[0], presets[1], presets[4]):
     if config.mask_is_exact:
         sampling = Sampling(0.7, 5, 0.9)
         forward.generate(prompt, 2, lengths=[1, 2], source=source, uniforms=random.random((2, 2)), sampling=sampling)
-        said, cache = forward.step(prompt, source=source, counts=[2, 1])
+        said, cache = forward.step(prompt, source=source, valid_lengths=[2, 1])
         forward.step(prompt[:, :1], cache)
 """
 

@@ -29,8 +29,8 @@ from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
 from transparity_numpy.arithmetic.softcap import apply_softcap
-from transparity_numpy.attention import attention_scores, attention_weights, merge_heads, repeat_heads
-from transparity_numpy.positions import query_temperature
+from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
+from transparity_numpy.positions.temperature import query_temperature
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -223,7 +223,7 @@ MERGED_BY_MEMBERS = (row("head-order", "merged by members", merge=_by_members),)
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, role = split(site)
     config = state.config
-    if config.key_value_rank and role == "key":
+    if config.kv_lora_rank and role == "key":
         own = config.projected_key_dim
         split_own = wrong(merge_heads(value[..., :own]), config.num_heads)
         return np.concatenate([split_own, value[..., own:]], axis=-1)

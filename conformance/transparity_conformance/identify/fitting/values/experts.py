@@ -14,8 +14,8 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
+from transparity_numpy.experts import SCORES, highest
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.mixture.experts import SCORES, highest
 
 BEHIND = 12
 """Operations behind a router's map in which the highest of its scores are sought."""
@@ -221,7 +221,7 @@ def _fields(one: Experts) -> dict[str, object]:
         "num_experts": len(one.up.weights),
         "experts_per_token": one.per_token,
         "router_scores": one.scores,
-        "router_normalized": one.is_normalized,
+        "normalize_topk": one.is_normalized,
         "activation": one.activation,
         "gated": one.gate is not None,
         "feed_forward_dim": one.up.weights.shape[1],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import Projection, TransformerConfig
@@ -15,28 +15,37 @@ from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.normalization import head_norm
-from transparity_numpy.positions import RotaryTables, rotate
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.shapes import (
+    Bias,
+    Heads,
+    Hidden,
+    Keys,
+    Mask,
+    Memory,
+    Queries,
+    RotaryTables,
+    Scores,
+    Sinks,
+    Values,
+)
 from transparity_numpy.state.cache import Cache, update
 from transparity_numpy.state.context import LayerContext
 
 
-def split_heads(
-    x: Inexact[Array, "batch length embed_dim"], num_heads: int
-) -> Inexact[Array, "batch heads length head_dim"]:
+def split_heads(x: Hidden, num_heads: int) -> Heads:
     """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
     batch, length, embed_dim = x.shape
     return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
 
 
-def merge_heads(x: Inexact[Array, "batch heads length head_dim"]) -> Inexact[Array, "batch length embed_dim"]:
+def merge_heads(x: Heads) -> Hidden:
     """Concatenate the heads' features: the inverse of `split_heads`."""
     batch, heads, length, head_dim = x.shape
     return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
 
 
-def project_heads(
-    parameters: Mapping[str, Array], x: Inexact[Array, "batch length embed_dim"], num_heads: int, projection: Projection
-) -> Inexact[Array, "batch heads length head_dim"]:
+def project_heads(parameters: Mapping[str, Array], x: Hidden, num_heads: int, projection: Projection) -> Heads:
     """Query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""
     if projection == "shared-per-head":
@@ -44,37 +53,26 @@ def project_heads(
     return split_heads(linear(parameters, x), num_heads)
 
 
-def repeat_heads(
-    x: Inexact[Array, "batch key_heads keys head_dim"], num_heads: int
-) -> Inexact[Array, "batch heads keys head_dim"]:
+def repeat_heads(x: Heads, num_heads: int) -> Inexact[Array, "batch heads length head_dim"]:
     """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
 
 def attention_scores(
-    query: Inexact[Array, "batch heads queries head_dim"],
-    key: Inexact[Array, "batch heads keys head_dim"],
-    scale: float,
-    softcap: float | None = None,
-    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
-) -> Inexact[Array, "batch heads queries keys"]:
-    """query · keyᵀ · scale, soft-capped, plus `bias`."""
+    query: Queries, key: Keys, scale: float, softcap: float | None = None, bias: Bias | None = None
+) -> Scores:
+    """softcap(query · keyᵀ · scale) + bias."""
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = scores if softcap is None else apply_softcap(scores, softcap)
     return scores if bias is None else scores + bias
 
 
-def attention_weights(
-    scores: Inexact[Array, "batch heads queries keys"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
-    masked_score: float,
-    sinks: Inexact[Array, " heads"] | None = None,
-) -> Inexact[Array, "batch heads queries keys"]:
-    """Softmax over the keys, with `masked_score` in place of the scores where `mask` is False, and over each head's
-    sink, whose weight is left out (gpt-oss).
+def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
+    """softmax(where(mask, scores, masked_score)) over the keys, and over each head's sink, whose weight is left out
+    (gpt-oss).
 
-    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf, and
-    a query with every key masked weighs all keys alike instead of being NaN.
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. A
+    query whose keys are all masked weighs them alike instead of being NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
@@ -84,16 +82,16 @@ def attention_weights(
 
 
 def attention(
-    query: Inexact[Array, "batch heads queries head_dim"],
-    key: Inexact[Array, "batch key_heads keys head_dim"],
-    value: Inexact[Array, "batch key_heads keys value_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
     *,
     scale: float,
     masked_score: float,
     softcap: float | None = None,
-    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
-    sinks: Inexact[Array, " heads"] | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
@@ -107,91 +105,34 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
-def query_key_norm(
-    config: TransformerConfig, parameters: Mapping[str, Array], x: Inexact[Array, "batch any_heads length head_dim"]
-) -> Inexact[Array, "batch any_heads length head_dim"]:
+def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x: Heads) -> Heads:
     """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
     if config.query_key_norm_over == "head":
         return head_norm(config, parameters, x)
     return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
 
 
-def rotate_features(
-    config: TransformerConfig, x: Inexact[Array, "batch any_heads length head_dim"], rotary: RotaryTables
-) -> Inexact[Array, "batch any_heads length head_dim"]:
-    """Rotate the first features of each head, or, in latent attention, the last."""
-    if config.key_value_rank is None:
-        return rotate(x, rotary, config.rope_layout)
-    rest = config.head_dim - config.rotated_dim
-    return np.concatenate([x[..., :rest], rotate(x[..., rest:], rotary, config.rope_layout)], axis=-1)
-
-
-def latent(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    name: str,
-    x: Inexact[Array, "batch length embed_dim"],
-    tap: Tap = identity,
-) -> Inexact[Array, "batch length features"]:
-    """Few features that the `query`, or the key and value (`key_value`), of every head are projected from, normalised
-    (DeepSeek-V2)."""
-    return tap(
-        f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], linear(parameters[f"{name}_latent"], x))
-    )
-
-
-def latent_key_value(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch keys embed_dim"],
-    tap: Tap = identity,
-) -> tuple[Inexact[Array, "batch heads keys head_dim"], Inexact[Array, "batch heads keys value_dim"]]:
-    """Key and value of every head, of a latent; the rotated features of the key are those of all heads."""
-    low = latent(config, parameters, "key_value", x, tap)
-    own = split_heads(linear(parameters["key"], low), config.num_heads)
-    shared = linear(parameters["key_rotary"], x)[:, None]
-    key = tap("key", np.concatenate([own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1))
-    return key, tap("value", split_heads(linear(parameters["value"], low), config.num_heads))
-
-
 def normalize_and_rotate(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    name: str,
-    x: Inexact[Array, "batch any_heads length head_dim"],
-    rotary: RotaryTables | None,
-    tap: Tap,
-) -> Inexact[Array, "batch any_heads length head_dim"]:
+    config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+) -> Heads:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate_features(config, x, rotary))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
 
 
 def project_query(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
-) -> Inexact[Array, "batch heads queries head_dim"]:
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap, rotary: RotaryTables | None = None
+) -> Queries:
     """Query of every head."""
-    x = latent(config, parameters, "query", x, tap) if config.query_rank else x
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     return normalize_and_rotate(config, parameters, "query", query, rotary, tap)
 
 
 def project_key_value(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch keys embed_dim"],
-    tap: Tap = identity,
-    rotary: RotaryTables | None = None,
-) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys value_dim"]]:
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Memory, tap: Tap, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
     """Key and value of every head."""
-    if config.key_value_rank:
-        key, value = latent_key_value(config, parameters, x, tap)
-        return normalize_and_rotate(config, parameters, "key", key, rotary, tap), value
     heads, projection = config.key_value_heads, config.projection
     key = tap("key", project_heads(parameters["key"], x, heads, projection))
     value = tap("value", project_heads(parameters["value"], x, heads, projection))
@@ -201,16 +142,18 @@ def project_key_value(
 def self_attention(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
+    x: Hidden,
     context: LayerContext,
     tap: Tap = identity,
     cache: Cache | None = None,
-) -> Inexact[Array, "batch queries embed_dim"]:
+    projections: tuple[Callable[..., Queries], Callable[..., tuple[Keys, Values]]] = (project_query, project_key_value),
+) -> Hidden:
     """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
     `x` included."""
-    query = project_query(config, parameters, x, tap, context.rotary)
+    of_query, of_key_value = projections
+    query = of_query(config, parameters, x, tap, context.rotary)
     query = query if context.temperature is None else query * context.temperature
-    key, value = project_key_value(config, parameters, x, tap, context.rotary)
+    key, value = of_key_value(config, parameters, x, tap, context.rotary)
     if cache is not None:
         key, value = update(cache, key, value, context.positions)
     return _attend(config, parameters, x, (query, key, value), context.mask, tap, context.bias)
@@ -219,11 +162,11 @@ def self_attention(
 def cross_attention(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
+    x: Hidden,
     context: LayerContext,
     tap: Tap = identity,
     cache: Cache | None = None,
-) -> Inexact[Array, "batch queries embed_dim"]:
+) -> Hidden:
     """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
     query = project_query(config, parameters, x, tap)
     if cache is not None:
@@ -238,12 +181,12 @@ def cross_attention(
 def _attend(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
+    x: Hidden,
     heads: tuple[Array, Array, Array],
-    mask: Bool[Array, "#batch 1 #queries keys"],
+    mask: Mask,
     tap: Tap,
-    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
-) -> Inexact[Array, "batch queries embed_dim"]:
+    bias: Bias | None = None,
+) -> Hidden:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     sinks = parameters.get("sinks")

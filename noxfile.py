@@ -176,7 +176,7 @@ def benchmarks(session: nox.Session) -> None:
     """Time the columns beside other libraries: ratios, and shares of what the machine can do."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
-    session.run("pytest", "--benchmark", *session.posargs)
+    session.run("pytest", "--benchmark", *(session.posargs or ["-k", "race and not tiny"]))
 
 
 @nox.session

@@ -46,7 +46,7 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for every candidate that can run a workload; the tiny ones are for trying, and have to be asked for."""
+    """A test for every candidate that can run a workload. Only the presets are raced if nothing is named."""
     config = metafunc.config
     device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)
     entries = [

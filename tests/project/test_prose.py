@@ -1,6 +1,6 @@
 """Sentences of pages, docstrings and messages: short, in the field's words, each with a noun as its subject.
 
-    python tests/project/test_prose.py           # fail if a page or a package breaks more rules than tests/prose.json allows
+    python tests/project/test_prose.py           # fail if a page or package exceeds its bound in tests/prose.json
     python tests/project/test_prose.py PATH …    # print every violation of these pages, packages or files
     python tests/project/test_prose.py --lower   # store lower counts; a bound never rises
 
@@ -118,14 +118,14 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments != ["--lower"]:
         for name in arguments:
             for file in subjects().get(name, [Path(name)]):
-                print(*(f"{file}: {', '.join(broken)}: {said}" for said, broken in found_in(file)), sep="\n")
+                sys.stdout.writelines(f"{file}: {', '.join(broken)}: {said}\n" for said, broken in found_in(file))
         return 0
     found = counts()
     if arguments:
         lower = {name: min(count, bounds.get(name, 0)) for name, count in found.items()}
         BOUNDS.write_text(json.dumps({name: n for name, n in lower.items() if n}, indent=1) + "\n", encoding="utf-8")
-    print(*(problems := risen(found, bounds)), sep="\n")
-    return len(problems) > 0
+    sys.stdout.writelines(f"{problem}\n" for problem in risen(found, bounds))
+    return len(risen(found, bounds)) > 0
 
 
 def test_each_rule_is_broken_by_a_sentence() -> None:

@@ -169,9 +169,9 @@ def main() -> None:
     count = sum(map(math.prod, parameter_shapes(CONFIG).values()))
     taken = (
         f"A decoder of {count / 1e6:.0f} million parameters in float32, {ROWS} rows of {LENGTH} tokens. "
-        f"All ranks share {cores()} cores of one machine and exchange by gloo; JAX has one process. The table shows the "
-        "cost of sharding and the memory it saves, not how it scales. The peak is the memory of one process in a "
-        "training step with AdamW. The step ends with all learned parameters as NumPy arrays. The machine was shared."
+        f"All ranks share {cores()} cores of one machine and exchange by gloo; JAX has one process. The table shows "
+        "the cost of sharding and the memory it saves, not how it scales. The peak is the memory of one process in "
+        "a training step with AdamW. The step ends with all learned parameters as NumPy arrays. The machine was shared."
     )
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}

@@ -24,7 +24,7 @@ LONGEST = 25
 """Words in a sentence, as CONTRIBUTING.md asks."""
 
 ENDS = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[A-Z`*\"“(\[])")
-OPENERS = re.compile(r"(?:Of|Who|Whose|That|Which)\b|What\b(?!.*\?)|Nor\b|From [\w ]+ on\b")
+OPENERS = re.compile(r"(?:Of|Who|Whose|That|Which|What|Nor)\b(?=.*[.:]$)(?!.*\?)|From [\w ]+ on\b")
 OLD = re.compile(
     r"\b(?:mend(?:s|ed|ing)?|in front of|as (?:it|they) stands?|those of|that of|so many|is none|exchanged"
     r"|(?:is|are|was|were) (?:told|heard|held to)|nobody|goes on|by now|hears|says so)\b|\b[a-z]+s? alone\b(?=[,.;)])",

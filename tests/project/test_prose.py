@@ -44,9 +44,9 @@ def violations(sentence: str, is_page: bool = False) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return text without code, the targets of links, and emphasis; what is left out counts as one word."""
+    """Return text without code, the targets of links, and emphasis; a piece of code, or a list of them, is one word."""
     text = re.sub(r"`+[^`]+`+", "CODE", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
-    return " ".join(text.replace("*", "").split())
+    return re.sub(r"CODE(?:,? (?:and |or )?CODE)+", "CODE", " ".join(text.replace("*", "").split()))
 
 
 def paragraphs(page: str) -> Iterator[str]:

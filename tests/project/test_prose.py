@@ -70,6 +70,7 @@ def texts(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
             docs.add(id(node.body[0].value))  # type: ignore[attr-defined]
+            doc = "\n".join(line for line in doc.splitlines() if not _is_apart(line))
             yield from (plain(each) for each in re.split(r"\n\s*\n", doc) if not re.match(r" {4}|\w+:\n", each))
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):

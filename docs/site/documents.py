@@ -1,4 +1,4 @@
-"""Parts of the pages of the five documents that a run gives: presets, departures, and the printed numbers computed again."""
+"""Parts of the pages of the five documents that a run gives: presets, departures, printed numbers computed again."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ CALLS = 12
 
 @dataclass(frozen=True)
 class Seen:
-    """Values that a statement assigned or returned in its first run, by name; the model that ran; the tap, if it has one."""
+    """Values that a statement assigned or returned in its first run, by name; the model that ran; its tap, if any."""
 
     values: dict[str, Any]
     model: str

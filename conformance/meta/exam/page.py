@@ -29,7 +29,7 @@ def bugs_of(rows: Rows) -> Rows:
 
 
 def percent(share: Share) -> str:
-    return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", " %)")
+    return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", "\u00a0%)")
 
 
 def beside_rules(rows: Rows) -> str:

@@ -97,19 +97,19 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 def query_flops(config: TransformerConfig, length: int) -> int:
     """The queries of every head, with the latent that they are projected from."""
-    if config.query_rank is None:
+    if config.q_lora_rank is None:
         return product_flops(length, config.attention_dim, _projected_features(config))
-    latent = product_flops(length, config.embed_dim, config.query_rank)
-    return latent + product_flops(length, config.query_rank, config.attention_dim)
+    latent = product_flops(length, config.embed_dim, config.q_lora_rank)
+    return latent + product_flops(length, config.q_lora_rank, config.attention_dim)
 
 
 def key_value_flops(config: TransformerConfig, length: int) -> int:
     """The keys and values of every head, with the latent that they are of and the features that are rotated."""
-    if config.key_value_rank is None:
+    if config.kv_lora_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
-    latent = product_flops(length, config.embed_dim, config.key_value_rank + config.rotated_dim)
+    latent = product_flops(length, config.embed_dim, config.kv_lora_rank + config.rotated_dim)
     own = config.num_heads * (config.projected_key_dim + config.value_dim)
-    return latent + product_flops(length, config.key_value_rank, own)
+    return latent + product_flops(length, config.kv_lora_rank, own)
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:

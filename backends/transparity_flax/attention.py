@@ -16,7 +16,7 @@ from transparity_flax.arithmetic.softcap import apply_softcap
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import RotaryTables, rotate
 from transparity_flax.state.cache import Cache, update
-from transparity_flax.state.context import KnownMask, LayerContext
+from transparity_flax.state.context import MaskKind, LayerContext
 
 
 def split_heads(
@@ -88,7 +88,7 @@ def attention(
     value: Float[Array, "batch key_heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
-    known: KnownMask | None = None,
+    mask_kind: MaskKind | None = None,
     scale: float,
     masked_score: float,
     softcap: float | None = None,
@@ -99,13 +99,15 @@ def attention(
     """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query.dtype):
-        return merge_heads(fused.attention(query, key, value, mask, known=known, scale=scale, bias=bias, sinks=sinks))
+        return merge_heads(
+            fused.attention(query, key, value, mask, mask_kind=mask_kind, scale=scale, bias=bias, sinks=sinks)
+        )
     scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
     weights = tap("weights", attention_weights(scores, mask, masked_score, sinks))
     return tap("context", merge_heads(weights @ value))
 
 
-class _Heads(nnx.Module):
+class AttentionProjections(nnx.Module):
     """The projections of multi-head attention (Vaswani et al. 2017, §3.2.2)."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
@@ -114,11 +116,11 @@ class _Heads(nnx.Module):
         keys, values = (config.key_value_heads * width for width in (config.projected_key_dim, config.value_dim))
         if config.projection == "shared-per-head":
             queries, keys, values, into = (config.head_dim,) * 4
-        bias, low = config.qkv_bias, config.key_value_rank
-        self.query = nnx.Linear(config.query_rank or into, queries, use_bias=bias, rngs=rngs)
+        bias, low = config.qkv_bias, config.kv_lora_rank
+        self.query = nnx.Linear(config.q_lora_rank or into, queries, use_bias=bias, rngs=rngs)
         self.key = nnx.Linear(low or into, keys, use_bias=bias and config.key_bias, rngs=rngs)
         self.value = nnx.Linear(low or into, values, use_bias=bias, rngs=rngs)
-        for name, rank in (("query", config.query_rank), ("key_value", low)):
+        for name, rank in (("query", config.q_lora_rank), ("key_value", low)):
             if rank:
                 setattr(self, f"{name}_latent", nnx.Linear(into, rank, use_bias=False, rngs=rngs))
                 setattr(self, f"{name}_latent_norm", HeadNorm(config, rank, rngs=rngs))
@@ -146,14 +148,14 @@ def rotate_features(
     config: TransformerConfig, x: Float[Array, "batch any_heads length head_dim"], rotary: RotaryTables
 ) -> Float[Array, "batch any_heads length head_dim"]:
     """Rotate the first features of each head, or, in latent attention, the last."""
-    if config.key_value_rank is None:
+    if config.kv_lora_rank is None:
         return rotate(x, rotary, config.rope_layout)
     rest = config.head_dim - config.rotated_dim
     return jnp.concatenate([x[..., :rest], rotate(x[..., rest:], rotary, config.rope_layout)], axis=-1)
 
 
 def latent(
-    heads: _Heads, name: str, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
+    heads: AttentionProjections, name: str, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Array, "batch length features"]:
     """Few features that the `query`, or the key and value (`key_value`), of every head are projected from, normalised
     (DeepSeek-V2)."""
@@ -161,7 +163,7 @@ def latent(
 
 
 def latent_key_value(
-    heads: _Heads, x: Float[Array, "batch keys embed_dim"], tap: Tap = identity
+    heads: AttentionProjections, x: Float[Array, "batch keys embed_dim"], tap: Tap = identity
 ) -> tuple[Float[Array, "batch heads keys head_dim"], Float[Array, "batch heads keys value_dim"]]:
     """Key and value of every head, of a latent; the rotated features of the key are those of all heads."""
     low = latent(heads, "key_value", x, tap)
@@ -172,7 +174,11 @@ def latent_key_value(
 
 
 def normalize_and_rotate(
-    heads: _Heads, name: str, x: Float[Array, "batch any_heads length head_dim"], rotary: RotaryTables | None, tap: Tap
+    heads: AttentionProjections,
+    name: str,
+    x: Float[Array, "batch any_heads length head_dim"],
+    rotary: RotaryTables | None,
+    tap: Tap,
 ) -> Float[Array, "batch any_heads length head_dim"]:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
@@ -181,19 +187,25 @@ def normalize_and_rotate(
 
 
 def project_query(
-    heads: _Heads, x: Float[Array, "batch queries embed_dim"], tap: Tap = identity, rotary: RotaryTables | None = None
+    heads: AttentionProjections,
+    x: Float[Array, "batch queries embed_dim"],
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> Float[Array, "batch heads queries head_dim"]:
     """Query of every head."""
-    x = latent(heads, "query", x, tap) if heads.config.query_rank else x
+    x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
     query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
     return normalize_and_rotate(heads, "query", query, rotary, tap)
 
 
 def project_key_value(
-    heads: _Heads, x: Float[Array, "batch keys embed_dim"], tap: Tap = identity, rotary: RotaryTables | None = None
+    heads: AttentionProjections,
+    x: Float[Array, "batch keys embed_dim"],
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys value_dim"]]:
     """Key and value of every head."""
-    if heads.config.key_value_rank:
+    if heads.config.kv_lora_rank:
         key, value = latent_key_value(heads, x, tap)
         return normalize_and_rotate(heads, "key", key, rotary, tap), value
     num_heads, projection = heads.config.key_value_heads, heads.config.projection
@@ -202,7 +214,7 @@ def project_key_value(
     return normalize_and_rotate(heads, "key", key, rotary, tap), value
 
 
-class SelfAttention(_Heads):
+class SelfAttention(AttentionProjections):
     """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
     `x` included."""
 
@@ -218,10 +230,10 @@ class SelfAttention(_Heads):
         key, value = project_key_value(self, x, tap, context.rotary)
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
-        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, known=context.known)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias, mask_kind=context.mask_kind)
 
 
-class CrossAttention(_Heads):
+class CrossAttention(AttentionProjections):
     """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
 
     def __call__(
@@ -238,24 +250,32 @@ class CrossAttention(_Heads):
             assert context.memory is not None
             key, value = project_key_value(self, context.memory, tap)
         assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context.memory_mask, tap, known=context.memory_known)
+        return _attend(self, x, (query, key, value), context.memory_mask, tap, mask_kind=context.memory_mask_kind)
 
 
 def _attend(
-    heads: _Heads,
+    heads: AttentionProjections,
     x: Float[Array, "batch queries embed_dim"],
     projected: tuple[Array, Array, Array],
     mask: Bool[Array, "#batch 1 #queries keys"],
     tap: Tap,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
     *,
-    known: KnownMask | None = None,
+    mask_kind: MaskKind | None = None,
 ) -> Float[Array, "batch queries embed_dim"]:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
     scale, masked = heads.config.score_scale, heads.config.masked_score
     cap, sinks = heads.config.attention_softcap, heads.sinks[...] if heads.config.attention_sinks else None
     context = attention(
-        *projected, mask, known=known, scale=scale, masked_score=masked, softcap=cap, bias=bias, sinks=sinks, tap=tap
+        *projected,
+        mask,
+        mask_kind=mask_kind,
+        scale=scale,
+        masked_score=masked,
+        softcap=cap,
+        bias=bias,
+        sinks=sinks,
+        tap=tap,
     )
     if heads.config.attention_gate:
         context = tap("gated_context", context * jax.nn.sigmoid(heads.gate(x)))

@@ -41,14 +41,14 @@ def sinusoidal_positions(
 
 
 def position_ids(
-    config: TransformerConfig, visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
+    config: TransformerConfig, is_token: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
     """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only visible tokens
     are counted and padding has the row before the first (RoBERTa, OPT)."""
     if config.position_count == "all":
         return positions + config.position_offset
-    positions = jnp.broadcast_to(positions, (len(visible), positions.shape[1]))
-    counted = jnp.where(visible, jnp.cumsum(visible, axis=1), 0)
+    positions = jnp.broadcast_to(positions, (len(is_token), positions.shape[1]))
+    counted = jnp.where(is_token, jnp.cumsum(is_token, axis=1), 0)
     return jnp.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
 
 
@@ -99,7 +99,7 @@ def embed(
     tables: Mapping[str, nnx.Embed],
     tokens: Source,
     positions: Int[Array, "#batch length"],
-    visible: Bool[Array, "batch keys"],
+    is_token: Bool[Array, "batch keys"],
     token_types: Int[Array, "batch length"] | None = None,
     projections: Mapping[str, nnx.Linear] | None = None,
     tap: Tap = identity,
@@ -109,8 +109,8 @@ def embed(
     Args:
         config: As the stack sees it.
         tables: Those of the stack, by name.
-        positions: Positions of the tokens, below `visible.shape[1]`.
-        visible: True for tokens that are not padding, among all up to the last position.
+        positions: Positions of the tokens, below `is_token.shape[1]`.
+        is_token: True for tokens that are not padding, among all up to the last position.
         projections: The linear maps of patches or of frames, by name; None with tokens.
     """
     check_length(config, positions.shape[1])
@@ -125,9 +125,9 @@ def embed(
     if token_types is not None:
         x = x + tables["token_type_embedding"].embedding[token_types]
     if config.positions == "learned":
-        return x + tables["position_embedding"].embedding[position_ids(config, visible, positions)]
+        return x + tables["position_embedding"].embedding[position_ids(config, is_token, positions)]
     if config.positions == "sinusoidal":
         options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
-        table = sinusoidal_positions(visible.shape[1], *options)
+        table = sinusoidal_positions(is_token.shape[1], *options)
         return x + jnp.asarray(table, x.dtype)[positions]
     return x

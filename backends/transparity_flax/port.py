@@ -99,10 +99,10 @@ def _stepped(
     weights: Weights,
     tokens: jax.Array,
     cache: Cache,
-    counts: jax.Array | None,
+    valid_lengths: jax.Array | None,
     mask: jax.Array | None,
 ) -> tuple[jax.Array, Cache]:
-    return step(structure.model(weights), tokens, cache, counts=counts, attention_mask=mask), cache
+    return step(structure.model(weights), tokens, cache, valid_lengths=valid_lengths, attention_mask=mask), cache
 
 
 # The structure is static, the weights an argument: two models of one configuration share a compiled program.
@@ -201,9 +201,9 @@ class FlaxForward(DifferentiableForward):
 
     @in_its_precision
     def _step(
-        self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
+        self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[jax.Array, Any]:
-        given = self._array(counts), self._array(mask)
+        given = self._array(valid_lengths), self._array(mask)
         return self.stepped(self.structure, self.weights, self._array(tokens), cache, *given)
 
     @in_its_precision

@@ -16,7 +16,7 @@ from transparity_flax.masks import padding_mask, target_mask, visible_keys, visi
 from transparity_flax.normalization import Norm
 from transparity_flax.positions import query_temperature, rotary_tables, score_bias
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.context import KnownMask, LayerContext
+from transparity_flax.state.context import MaskKind, LayerContext
 
 Output = Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""
@@ -24,13 +24,13 @@ Output = Float[Array, "batch length vocab"] | Float[Array, "batch length embed_d
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
-    mask, known = context.mask, context.known
+    mask, mask_kind = context.mask, context.mask_kind
     if config.sliding_window is not None:
-        known = known and "some"  # a window shows each query itself
+        mask_kind = mask_kind and "some"  # a window shows each query itself
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, context.positions, mask.shape[-1], dtype)
     temperature = query_temperature(config, context.positions, mask.shape[-1], dtype)
-    return context._replace(mask=mask, known=known, rotary=rotary, temperature=temperature)
+    return context._replace(mask=mask, mask_kind=mask_kind, rotary=rotary, temperature=temperature)
 
 
 class Stack(nnx.Module):
@@ -53,8 +53,8 @@ class Stack(nnx.Module):
             self.second_convolution = nnx.Linear(3 * config.embed_dim, config.embed_dim, rngs=rngs)
         if config.class_token:
             self.class_embedding = nnx.Embed(1, config.embed_dim, rngs=rngs)
-        if (own := config.for_stack(name)).positions == "learned":
-            self.position_embedding = nnx.Embed(own.num_positions, config.embed_dim, rngs=rngs)
+        if (layer_config := config.for_stack(name)).positions == "learned":
+            self.position_embedding = nnx.Embed(layer_config.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = Norm(config, rngs=rngs)
         relative = config.has_relative_bias
@@ -85,7 +85,10 @@ class Stack(nnx.Module):
         x = tap("embedding", x)
         if self.config.embedding_norm:
             x = normalize(self, "embedding_norm", x, tap)
-        contexts = {kind: layer_context(own, context, x.dtype) for kind, own in self.config.layer_kinds.items()}
+        contexts = {
+            kind: layer_context(layer_config, context, x.dtype)
+            for kind, layer_config in self.config.layer_kinds.items()
+        }
         for i, layer in enumerate(self.layers):
             given = contexts[self.config.layer_kind(self.name, i)]
             kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
@@ -96,7 +99,7 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `visible`."""
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `is_token`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__(config, "encoder", rngs=rngs)
@@ -104,19 +107,19 @@ class Encoder(Stack):
     def __call__(
         self,
         tokens: Source,
-        visible: Bool[Array, "batch length"],
+        is_token: Bool[Array, "batch length"],
         tap: Tap = identity,
         *,
         token_types: Int[Array, "batch length"] | None = None,
-        known: KnownMask | None = None,
+        mask_kind: MaskKind | None = None,
     ) -> Float[Array, "batch length embed_dim"]:
-        config, keys = self.config, visible.shape[1]
+        config, keys = self.config, is_token.shape[1]
         positions = jnp.arange(keys)[None]
-        own = config.for_stack("encoder")
-        x = embed(own, self.tables, tokens, positions, visible, token_types, self.projections, tap)
+        layer_config = config.for_stack("encoder")
+        x = embed(layer_config, self.tables, tokens, positions, is_token, token_types, self.projections, tap)
         context = LayerContext(
-            mask=padding_mask(visible),
-            known=known,
+            mask=padding_mask(is_token),
+            mask_kind=mask_kind,
             positions=positions,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=True),
         )
@@ -127,14 +130,14 @@ class Decoder(Stack):
     """Decode `tokens`, each of which sees itself and earlier tokens.
 
     Args of `__call__`:
-        visible: True for keys that are not padding: the tokens, or with a cache everything in it.
+        is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
         token_embedding: The decoder's table, or the encoder's where it is shared.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
-        memory_known: What is known of it.
+        memory_mask_kind: What the configuration tells of it.
         cache: One entry per layer, updated in place.
-        counts: Number of tokens of each row that a `cache` goes on from; None: all.
+        valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
@@ -143,39 +146,39 @@ class Decoder(Stack):
     def __call__(
         self,
         tokens: Int[Array, "batch queries"],
-        visible: Bool[Array, "batch keys"],
+        is_token: Bool[Array, "batch keys"],
         tap: Tap = identity,
         *,
         token_embedding: nnx.Embed,
         positions: Int[Array, "batch queries"] | None = None,
         memory: Float[Array, "batch memory embed_dim"] | None = None,
         memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
-        memory_known: KnownMask | None = None,
+        memory_mask_kind: MaskKind | None = None,
         cache: list[Cache] | None = None,
-        counts: Int[Array, " batch"] | None = None,
+        valid_lengths: Int[Array, " batch"] | None = None,
     ) -> Float[Array, "batch queries embed_dim"]:
-        config, keys = self.config, visible.shape[1]
-        known: KnownMask | None = None
+        config, keys = self.config, is_token.shape[1]
+        mask_kind: MaskKind | None = None
         if config.decoder_mask == "causal":
-            known = "causal" if positions is None else "some"
+            mask_kind = "causal" if positions is None else "some"
         positions = jnp.arange(keys)[None] if positions is None else positions
-        x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, visible)
+        x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, is_token)
         masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
         context = LayerContext(
-            mask=target_mask(positions, visible, config.decoder_mask),
-            known=known,
+            mask=target_mask(positions, is_token, config.decoder_mask),
+            mask_kind=mask_kind,
             positions=positions,
-            visible=visible_queries(visible, positions) if masked else None,
-            counts=counts,
+            is_token=visible_queries(is_token, positions) if masked else None,
+            valid_lengths=valid_lengths,
             bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,
-            memory_known=memory_known,
+            memory_mask_kind=memory_mask_kind,
         )
         return self.apply_layers(x, context, tap, cache)
 
 
-def read_alone(
+def encoder_input(
     config: TransformerConfig,
     tokens: Int[Array, "batch length"] | None,
     pixels: Float[Array, "batch channels height width"] | None,
@@ -244,23 +247,29 @@ class Transformer(nnx.Module):
         tap: Tap = identity,
     ) -> Output:
         config = self.config
-        known: KnownMask | None = "full" if config.pad_id is None and attention_mask is None else None
+        mask_kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
-            visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory = self.encoder(source, visible, scope, known=known)
-            mask, table = padding_mask(visible), self.token_embedding
-            visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
+            is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
+            memory = self.encoder(source, is_token, scope, mask_kind=mask_kind)
+            mask, table = padding_mask(is_token), self.token_embedding
+            is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
             x = self.decoder(
-                target, visible, scope, token_embedding=table, memory=memory, memory_mask=mask, memory_known=known
+                target,
+                is_token,
+                scope,
+                token_embedding=table,
+                memory=memory,
+                memory_mask=mask,
+                memory_mask_kind=mask_kind,
             )
         elif config.architecture == "encoder":
-            (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(read, visible, scope, token_types=token_types, known=known)
+            (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+            x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=mask_kind)
         else:
             assert tokens is not None
-            visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
-            x = self.decoder(tokens, visible, scope, token_embedding=self.token_embedding)
+            is_token, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
+            x = self.decoder(tokens, is_token, scope, token_embedding=self.token_embedding)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, visible, tokens if target is None else target))
+            x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
         return tap("logits", self.apply_head(x))

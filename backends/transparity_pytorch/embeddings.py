@@ -42,14 +42,14 @@ def sinusoidal_positions(
 
 
 def position_ids(
-    config: TransformerConfig, visible: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch length"]
+    config: TransformerConfig, is_token: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch length"]
 ) -> Int[Tensor, "#batch length"]:
     """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only visible tokens
     are counted and padding has the row before the first (RoBERTa, OPT)."""
     if config.position_count == "all":
         return positions + config.position_offset
-    positions = positions.expand(len(visible), positions.shape[1])
-    counted = visible.cumsum(dim=1) * visible
+    positions = positions.expand(len(is_token), positions.shape[1])
+    counted = is_token.cumsum(dim=1) * is_token
     return counted.take_along_dim(positions, dim=1) + config.position_offset - 1
 
 
@@ -98,7 +98,7 @@ def embed(
     tables: Mapping[str, nn.Embedding],
     tokens: Source,
     positions: Int[Tensor, "#batch length"],
-    visible: Bool[Tensor, "batch keys"],
+    is_token: Bool[Tensor, "batch keys"],
     token_types: Int[Tensor, "batch length"] | None = None,
     projections: Mapping[str, nn.Linear] | None = None,
     tap: Tap = identity,
@@ -108,8 +108,8 @@ def embed(
     Args:
         config: As the stack sees it.
         tables: Those of the stack, by name.
-        positions: Positions of the tokens, below `visible.shape[1]`.
-        visible: True for tokens that are not padding, among all up to the last position.
+        positions: Positions of the tokens, below `is_token.shape[1]`.
+        is_token: True for tokens that are not padding, among all up to the last position.
         projections: The linear maps of patches or of frames, by name; None with tokens.
     """
     check_length(config, positions.shape[1])
@@ -124,8 +124,8 @@ def embed(
     if token_types is not None:
         x = x + tables["token_type_embedding"](token_types)
     if config.positions == "learned":
-        return x + tables["position_embedding"](position_ids(config, visible, positions))
+        return x + tables["position_embedding"](position_ids(config, is_token, positions))
     if config.positions == "sinusoidal":
         options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
-        return x + sinusoidal_positions(visible.shape[1], *options, tokens.device).to(x.dtype)[positions]
+        return x + sinusoidal_positions(is_token.shape[1], *options, tokens.device).to(x.dtype)[positions]
     return x

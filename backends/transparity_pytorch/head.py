@@ -35,18 +35,18 @@ POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
 def pool(
     config: TransformerConfig,
     x: Float[Tensor, "batch length embed_dim"],
-    visible: Bool[Tensor, "batch length"],
+    is_token: Bool[Tensor, "batch length"],
     tokens: Int[Tensor, "batch length"] | None,
 ) -> Float[Tensor, "batch embed_dim"]:
     """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
     Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021, §2.4); in a row
     without any, these are the first position, and the mean 0."""
     if config.pooling == "mean":
-        count = visible.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
-        return (x * visible[:, :, None]).sum(dim=1) / count
+        count = is_token.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+        return (x * is_token[:, :, None]).sum(dim=1) / count
     if config.pooling == "first":
         return x[:, 0]
-    rank = torch.arange(x.shape[1], device=x.device) * visible
+    rank = torch.arange(x.shape[1], device=x.device) * is_token
     if config.pooling != "last":
         assert tokens is not None  # images are not pooled by tokens
         eos = -1 if config.eos_id is None else config.eos_id

@@ -33,10 +33,10 @@ def add_residual(
 def sublayer_input(
     layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
 ) -> Float[Tensor, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x; x in front of attention without
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `sandwich`, Gemma 2), else x; x before attention without
     a norm (ModernBERT's first layer)."""
     config = layer.config
-    if config.norm_position in ("post", "branch") or (name == "self_attention" and not config.attention_norm):
+    if config.norm_position in ("post", "post-branch") or (name == "self_attention" and not config.attention_norm):
         return x
     return normalize(layer, f"{name}_norm", x, tap)
 
@@ -49,11 +49,11 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`; `branch`, OLMo 2)."""
+    x + norm(y) (`sandwich`; `post-branch`, OLMo 2)."""
     if layer.config.norm_position == "pre":
         return add_residual(layer.config, x, y)
-    if layer.config.norm_position in ("both", "branch"):
-        behind = f"{name}_post_norm" if layer.config.norm_position == "both" else f"{name}_norm"
+    if layer.config.norm_position in ("sandwich", "post-branch"):
+        behind = f"{name}_post_norm" if layer.config.norm_position == "sandwich" else f"{name}_norm"
         return add_residual(layer.config, x, normalize(layer, behind, y, tap))
     return normalize(layer, f"{name}_norm", add_residual(layer.config, x, y), tap)
 
@@ -83,11 +83,11 @@ class Layer(nn.Module):
             self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
         if config.feed_forward_dim and config.branches != "parallel-one-norm":
             self.feed_forward_norm = Norm(config)
-        if config.norm_position == "both":
+        if config.norm_position == "sandwich":
             self.self_attention_post_norm = Norm(config)
-        if config.norm_position == "both" and config.feed_forward_dim:
+        if config.norm_position == "sandwich" and config.feed_forward_dim:
             self.feed_forward_post_norm = Norm(config)
-        if config.norm_position == "both" and has_memory:
+        if config.norm_position == "sandwich" and has_memory:
             self.cross_attention_post_norm = Norm(config)
 
     def forward(

@@ -24,9 +24,9 @@ def visible_keys(
     return tokens != pad_id if pad_id is not None else torch.ones_like(tokens, dtype=torch.bool)
 
 
-def padding_mask(visible: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch 1 1 keys"]:
+def padding_mask(is_token: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch 1 1 keys"]:
     """Hide padding from every query (documents 000, 002, 003, 004)."""
-    return visible[:, None, None, :]
+    return is_token[:, None, None, :]
 
 
 def causal_mask(positions: Int[Tensor, "#batch queries"], keys: int) -> Bool[Tensor, "#batch 1 queries keys"]:
@@ -35,25 +35,25 @@ def causal_mask(positions: Int[Tensor, "#batch queries"], keys: int) -> Bool[Ten
 
 
 def target_mask(
-    positions: Int[Tensor, "#batch queries"], visible: Bool[Tensor, "batch keys"], kind: TargetMask
+    positions: Int[Tensor, "#batch queries"], is_token: Bool[Tensor, "batch keys"], kind: TargetMask
 ) -> Bool[Tensor, "#batch 1 queries keys"]:
     """Mask of a decoder's self-attention: the future, and with `causal-and-padding` padding too (003)."""
-    causal = causal_mask(positions, visible.shape[1])
-    return causal & padding_mask(visible) if kind == "causal-and-padding" else causal
+    causal = causal_mask(positions, is_token.shape[1])
+    return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
 
 def visible_queries(
-    visible: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch queries"]
+    is_token: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch queries"]
 ) -> Bool[Tensor, "batch queries"]:
     """The queries at `positions` that are no padding."""
-    return visible.take_along_dim(positions.expand(len(visible), -1), dim=1)
+    return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
 
 
 def window_mask(
     positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Tensor, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunks`, those of another piece
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunked`, those of another piece
     of so many positions (Llama 4)."""
-    if kind == "chunks":
+    if kind == "chunked":
         return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
     return (distances(positions, keys).abs() < window)[:, None]

@@ -25,7 +25,6 @@ from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.decoding.steps import Step, prefill, step
 from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, for_training, packed
 from transparity_pytorch.fast.graphs import Replayed
-from transparity_pytorch.fast.joined import joined
 from transparity_pytorch.state.parameters import load, to_numpy
 from transparity_pytorch.training.differentiation import loss_and_gradients
 from transparity_pytorch.training.loss import cross_entropy
@@ -61,7 +60,7 @@ class PytorchForward(DifferentiableForward):
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The model for calls without gradients and taps."""
-        return self._by_onednn(joined(self.model), packed)
+        return self._by_onednn(fused_qkv(self.model), packed)
 
     @torch.no_grad()
     def _taps(self, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -107,9 +106,9 @@ class PytorchForward(DifferentiableForward):
 
     @torch.no_grad()
     def _step(
-        self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
+        self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[torch.Tensor, Any]:
-        given = self._tensors({"counts": counts, "attention_mask": mask})
+        given = self._tensors({"valid_lengths": valid_lengths, "attention_mask": mask})
         return self.stepped(self.fastest, tensor(tokens, None, self.device), cache, **given), cache
 
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:

@@ -36,7 +36,7 @@ def rotary_frequencies(
 
 def llama3_shares(config: TransformerConfig, frequencies: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
     """Share of the unscaled angle in each scaled one, by the turns that it makes in the original length (Llama 3.1)."""
-    slow, fast = config.rotary_low_frequency, config.rotary_high_frequency
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
     turns = config.rotary_original_length * frequencies / (2 * math.pi)
     return ((turns - slow) / (fast - slow)).clamp(0, 1)
 
@@ -45,7 +45,7 @@ def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     """Pairs of features between which YaRN goes from unscaled to scaled angles: those that make so many turns in the
     original length (Peng et al. 2024, §3.2; their code has whole pairs)."""
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
-    fast, slow = config.rotary_high_frequency, config.rotary_low_frequency
+    fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
     first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
     if config.rotary_truncate:
         first, last = float(math.floor(first)), float(math.ceil(last))

@@ -57,14 +57,20 @@ class CheckedForward(ABC):
         return self._train(check_batches(self.config, batches), check_kind("training", training, Training))
 
     def step(
-        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+        self,
+        tokens: Any,
+        cache: Any = None,
+        *,
+        source: Any = None,
+        valid_lengths: Any = None,
+        attention_mask: Any = None,
     ) -> tuple[Any, Any]:
         lengths = None if cache is None else self._checked_lengths(cache)
-        inputs = check_step(self.config, tokens, lengths, source, counts, attention_mask)
+        inputs = check_step(self.config, tokens, lengths, source, valid_lengths, attention_mask)
         tokens, source, mask = inputs["tokens"], inputs.get("source"), inputs["attention_mask"]
         if cache is None:
             cache = self._start(len(tokens), source, None if source is None else mask)
-        return self._step(tokens, cache, inputs["counts"], mask if source is None else None)
+        return self._step(tokens, cache, inputs["valid_lengths"], mask if source is None else None)
 
     def generate(
         self,
@@ -132,7 +138,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _step(
-        self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
+        self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[Any, Any]: ...
 
     @abstractmethod

@@ -173,7 +173,7 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 
 
 def check_step(
-    config: TransformerConfig, tokens: Any, lengths: Any, source: Any, counts: Any, attention_mask: Any = None
+    config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
     """Check the arguments of a step with a cache. Raises `InputError` as `check_inputs` does.
 
@@ -182,7 +182,7 @@ def check_step(
         tokens: (batch, length), the new tokens.
         lengths: (batch,), the tokens already in the cache; None: there is no cache yet.
         source: (batch, keys), or frames of audio, for the first step of an encoder-decoder.
-        counts: (batch,), how many of `tokens` are valid in each row; None: all.
+        valid_lengths: (batch,), how many of `tokens` are valid in each row; None: all.
         attention_mask: in the shape of `source` if there is one, else of `tokens`.
 
     Returns:
@@ -207,7 +207,11 @@ def check_step(
         shape = checked.get("source", checked["tokens"]).shape
         attention_mask = _checked_further(config, "attention_mask", attention_mask, shape)
     checked["attention_mask"] = attention_mask
-    return checked | {"counts": None if counts is None else _checked_counts("counts", counts, batch, length)}
+    return checked | {
+        "valid_lengths": None
+        if valid_lengths is None
+        else _checked_lengths("valid_lengths", valid_lengths, batch, length)
+    }
 
 
 def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:
@@ -258,7 +262,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
         raise InputError(f"prompt has {rows}; expected as many.")
-    checked = None if lengths is None else _checked_counts("lengths", lengths, *inputs["prompt"].shape)
+    checked = None if lengths is None else _checked_lengths("lengths", lengths, *inputs["prompt"].shape)
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
         return inputs | {"lengths": None}
@@ -313,14 +317,14 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
     return operator.index(value)
 
 
-def _checked_counts(name: str, value: Any, batch: int, length: int) -> np.ndarray:
+def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
     """Return how many of the `length` tokens of each row are valid: at least one."""
-    counts = as_array(name, value, InputError)
-    if counts.shape != (batch,) or counts.dtype.kind not in "iu":
+    valid_lengths = as_array(name, value, InputError)
+    if valid_lengths.shape != (batch,) or valid_lengths.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {counts.shape} and dtype {counts.dtype}; expected {batch} integers.")
-    if counts.min() < 1 or counts.max() > length:
+    if valid_lengths.min() < 1 or valid_lengths.max() > length:
         raise InputError(f"{name} go from {counts.min()} to {counts.max()}; expected 1 to {length} for each row.")
-    return counts.astype(np.int64)
+    return valid_lengths.astype(np.int64)
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:

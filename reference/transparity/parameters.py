@@ -56,7 +56,7 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 def is_learned(name: str) -> bool:
     """Return whether the parameter has a gradient; the running statistics of a batch norm and what corrects a router's
     choice have none."""
-    return not name.endswith((".running_mean", ".running_var", ".router_correction"))
+    return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
 
 
 def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
@@ -100,11 +100,11 @@ def _stack_shapes(stack: str, config: TransformerConfig) -> Shapes:
 
 
 def _attention_shapes(scope: str, config: TransformerConfig) -> Shapes:
-    shapes = _latent_shapes(scope, config) if config.key_value_rank else {}
+    shapes = _latent_shapes(scope, config) if config.kv_lora_rank else {}
     for role in ("query", "key", "value"):
         heads = config.num_heads if role == "query" else config.key_value_heads
         widths = {"query": config.head_dim, "key": config.projected_key_dim, "value": config.value_dim}
-        rank = config.query_rank if role == "query" else config.key_value_rank
+        rank = config.q_lora_rank if role == "query" else config.kv_lora_rank
         out, into = heads * widths[role], rank or config.embed_dim
         if config.projection == "shared-per-head":
             out, into = config.head_dim, config.head_dim
@@ -128,7 +128,7 @@ def _recurrence_shapes(scope: str, config: TransformerConfig) -> Shapes:
         shapes |= _linear(f"{scope}.{role}_convolution", features, wide, bias=config.convolution_bias)
     for role in ("decay", "beta") if is_delta else ("decay",):
         shapes |= _linear(f"{scope}.{role}", config.recurrent_heads, config.embed_dim, bias=bias)
-    for role in ("time_step_bias", "log_rate") if is_delta else ("time_step_bias", "log_rate", "skip"):
+    for role in ("dt_bias", "A_log") if is_delta else ("dt_bias", "A_log", "D"):
         shapes[f"{scope}.{role}"] = (config.recurrent_heads,)
     shapes |= _linear(f"{scope}.gate", config.recurrent_dim, config.embed_dim, bias=bias)
     shapes[f"{scope}.gated_norm.weight"] = (config.recurrent_value_dim if is_delta else config.recurrent_dim,)
@@ -137,7 +137,7 @@ def _recurrence_shapes(scope: str, config: TransformerConfig) -> Shapes:
 
 def _latent_shapes(scope: str, config: TransformerConfig) -> Shapes:
     shapes: Shapes = {}
-    for role, rank in (("query", config.query_rank), ("key_value", config.key_value_rank)):
+    for role, rank in (("query", config.q_lora_rank), ("key_value", config.kv_lora_rank)):
         if rank:
             shapes[f"{scope}.{role}_latent.weight"] = (rank, config.embed_dim)
             shapes[f"{scope}.{role}_latent_norm.weight"] = (rank,)
@@ -148,8 +148,8 @@ def _feed_forward_shapes(scope: str, config: TransformerConfig) -> Shapes:
     if not config.num_experts:
         return _expert_shapes(scope, config, config.feed_forward_dim)
     shapes = _linear(f"{scope}.router", config.num_experts, config.embed_dim, bias=config.router_bias)
-    if config.router_correction:
-        shapes[f"{scope}.router_correction"] = (config.num_experts,)
+    if config.router_score_bias:
+        shapes[f"{scope}.router_score_bias"] = (config.num_experts,)
     for expert in range(config.num_experts):
         shapes |= _expert_shapes(f"{scope}.experts.{expert}", config, config.feed_forward_dim)
     if config.shared_expert_dim:
@@ -174,7 +174,7 @@ def _linear(scope: str, out: int, into: int, *, bias: bool) -> Shapes:
 def _sublayer_norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
     """Return the shapes of the norms of the sublayer `scope`."""
     shapes = _norm_shapes(f"{scope}_norm", config)
-    return shapes | _norm_shapes(f"{scope}_post_norm", config) if config.norm_position == "both" else shapes
+    return shapes | _norm_shapes(f"{scope}_post_norm", config) if config.norm_position == "sandwich" else shapes
 
 
 def _norm_shapes(scope: str, config: TransformerConfig) -> Shapes:
@@ -196,7 +196,7 @@ def why_uncut(config: TransformerConfig, name: str, ranks: int) -> str | None:
         return "what is in front of the head is not distributed"
     if ".recurrence." in name:
         return _why_recurrence_uncut(config, name, ranks)
-    if config.key_value_rank and ".self_attention." in name:
+    if config.kv_lora_rank and ".self_attention." in name:
         return "latent attention is not distributed yet"
     if role in ("query", "key", "value") and config.projection == "shared-per-head":
         return "one map serves all heads"
@@ -232,7 +232,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
             parameters[name] = random.uniform(-bound, bound, shape).astype(np.float32)
         else:
             gains = ("norm.weight",) if config.norm_gain == "weight" else ("gated_norm.weight",)
-            ones = name.endswith((*gains, "running_var", ".skip"))
+            ones = name.endswith((*gains, "running_var", ".D"))
             parameters[name] = np.full(shape, 1 if ones else 0, np.float32)
     return parameters
 

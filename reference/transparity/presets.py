@@ -170,7 +170,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "positions {c.sliding_window} or more away are masked{but_for}",
     ),
     (
-        lambda c: c.sliding_window is not None and c.window_kind == "chunks",
+        lambda c: c.sliding_window is not None and c.window_kind == "chunked",
         "positions of other chunks of {c.sliding_window} are masked{but_for}",
     ),
     (
@@ -179,13 +179,13 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (lambda c: c.norm_position == "pre", "norms come before the sublayers (paper: after the residual, §3.1)"),
     (
-        lambda c: c.norm_position == "both",
+        lambda c: c.norm_position == "sandwich",
         "norms come before and after the sublayers (paper: after the residual, §3.1)",
     ),
     (lambda c: c.branches != "sequential", "attention and feed-forward are parallel branches of a layer (§3.1)"),
     (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
     (
-        lambda c: c.norm_position == "branch",
+        lambda c: c.norm_position == "post-branch",
         "norms come behind the sublayers, before the residual is added (paper: after it, §3.1)",
     ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),

@@ -67,7 +67,13 @@ class Forward(Protocol):
         """
 
     def step(
-        self, tokens: Any, cache: Any = None, *, source: Any = None, counts: Any = None, attention_mask: Any = None
+        self,
+        tokens: Any,
+        cache: Any = None,
+        *,
+        source: Any = None,
+        valid_lengths: Any = None,
+        attention_mask: Any = None,
     ) -> tuple[Any, Any]:
         """Extend cached decoding by `tokens`; only for models whose masked keys weigh nothing.
 
@@ -75,7 +81,7 @@ class Forward(Protocol):
             tokens: (batch, length), the tokens that follow those in the cache; `max_length` at most in total.
             cache: the cache that the last step returned, not to be used again; None: these are the first tokens.
             source: (batch, keys), read once, in the first step of an encoder-decoder.
-            counts: (batch,), how many of `tokens` are valid in each row; None: all.
+            valid_lengths: (batch,), how many of `tokens` are valid in each row; None: all.
             attention_mask: of `source` if given, else of `tokens`, where `padding` is `attention-mask`.
 
         Returns:

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 
 Tap = Callable[[str, Any], Any]
 
-NORMS_BEHIND = {"post": "norm", "both": "post_norm", "branch": "norm"}
+NORMS_BEHIND = {"post": "norm", "sandwich": "post_norm", "post-branch": "norm"}
 """The norm after a sublayer, by `norm_position`."""
 
 
@@ -101,7 +101,7 @@ def _layer_shapes(
     """The shapes of the taps of a layer, of which `config` is its own view, for as many tokens as `length`."""
     shapes: dict[str, tuple[int, ...]] = {}
     embedded = (batch, length, config.embed_dim)
-    pre, behind = config.norm_position in ("pre", "both"), NORMS_BEHIND.get(config.norm_position)
+    pre, behind = config.norm_position in ("pre", "sandwich"), NORMS_BEHIND.get(config.norm_position)
     crosses = scope.startswith("decoder") and config.has_encoder
     for attention in ["self_attention"] + ["cross_attention"] * crosses:
         keys = lengths["source"] if attention == "cross_attention" else length
@@ -142,7 +142,7 @@ def _attention_shapes(
     steps = ["norm"] * config.query_key_norm + ["rotated"] * turned
     query, key = (batch, heads, queries, head_dim), (batch, config.key_value_heads, keys, head_dim)
     value = (*key[:-1], config.value_dim)
-    ranks = {"query": config.query_rank or 0, "key_value": config.key_value_rank or 0}
+    ranks = {"query": config.q_lora_rank or 0, "key_value": config.kv_lora_rank or 0}
     low = {role: {f"{scope}.{role}_latent": (batch, keys, rank)} if rank else {} for role, rank in ranks.items()}
     return {
         **low["query"],

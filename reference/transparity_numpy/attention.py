@@ -120,7 +120,7 @@ def rotate_features(
     config: TransformerConfig, x: Inexact[Array, "batch any_heads length head_dim"], rotary: RotaryTables
 ) -> Inexact[Array, "batch any_heads length head_dim"]:
     """Rotate the first features of each head, or, in latent attention, the last."""
-    if config.key_value_rank is None:
+    if config.kv_lora_rank is None:
         return rotate(x, rotary, config.rope_layout)
     rest = config.head_dim - config.rotated_dim
     return np.concatenate([x[..., :rest], rotate(x[..., rest:], rotary, config.rope_layout)], axis=-1)
@@ -176,7 +176,7 @@ def project_query(
     rotary: RotaryTables | None = None,
 ) -> Inexact[Array, "batch heads queries head_dim"]:
     """Query of every head."""
-    x = latent(config, parameters, "query", x, tap) if config.query_rank else x
+    x = latent(config, parameters, "query", x, tap) if config.q_lora_rank else x
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     return normalize_and_rotate(config, parameters, "query", query, rotary, tap)
 
@@ -189,7 +189,7 @@ def project_key_value(
     rotary: RotaryTables | None = None,
 ) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys value_dim"]]:
     """Key and value of every head."""
-    if config.key_value_rank:
+    if config.kv_lora_rank:
         key, value = latent_key_value(config, parameters, x, tap)
         return normalize_and_rotate(config, parameters, "key", key, rotary, tap), value
     heads, projection = config.key_value_heads, config.projection

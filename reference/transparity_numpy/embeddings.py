@@ -40,14 +40,14 @@ def sinusoidal_positions(
 
 
 def position_ids(
-    config: TransformerConfig, visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
+    config: TransformerConfig, is_token: Bool[Array, "batch keys"], positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
     """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only visible tokens
     are counted and padding has the row before the first (RoBERTa, OPT)."""
     if config.position_count == "all":
         return positions + config.position_offset
-    positions = np.broadcast_to(positions, (len(visible), positions.shape[1]))
-    counted = np.where(visible, np.cumsum(visible, axis=1), 0)
+    positions = np.broadcast_to(positions, (len(is_token), positions.shape[1]))
+    counted = np.where(is_token, np.cumsum(is_token, axis=1), 0)
     return np.take_along_axis(counted, positions, axis=1) + config.position_offset - 1
 
 
@@ -97,7 +97,7 @@ def embed(
     parameters: Mapping[str, Any],
     tokens: Source,
     positions: Int[Array, "#batch length"],
-    visible: Bool[Array, "batch keys"],
+    is_token: Bool[Array, "batch keys"],
     token_types: Int[Array, "batch length"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
@@ -106,8 +106,8 @@ def embed(
     Args:
         config: As the stack sees it.
         parameters: Those of the stack.
-        positions: Positions of the tokens, below `visible.shape[1]`.
-        visible: True for tokens that are not padding, among all up to the last position.
+        positions: Positions of the tokens, below `is_token.shape[1]`.
+        is_token: True for tokens that are not padding, among all up to the last position.
     """
     check_length(config, positions.shape[1])
     if "first_convolution" in parameters:
@@ -121,9 +121,9 @@ def embed(
     if token_types is not None:
         x = x + parameters["token_type_embedding"]["weight"][token_types]
     if config.positions == "learned":
-        return x + parameters["position_embedding"]["weight"][position_ids(config, visible, positions)]
+        return x + parameters["position_embedding"]["weight"][position_ids(config, is_token, positions)]
     if config.positions == "sinusoidal":
         options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
-        table = sinusoidal_positions(visible.shape[1], *options)
+        table = sinusoidal_positions(is_token.shape[1], *options)
         return x + table.astype(x.dtype)[positions]
     return x

@@ -36,18 +36,18 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 def pool(
     config: TransformerConfig,
     x: Inexact[Array, "batch length embed_dim"],
-    visible: Bool[Array, "batch length"],
+    is_token: Bool[Array, "batch length"],
     tokens: Int[Array, "batch length"] | None,
 ) -> Inexact[Array, "batch embed_dim"]:
     """One state of each row: the first position (Devlin et al. 2019), the mean of the visible ones (Reimers and
     Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021, §2.4); in a row
     without any, these are the first position, and the mean 0."""
     if config.pooling == "mean":
-        count = np.maximum(visible.sum(axis=1, keepdims=True), 1).astype(x.dtype)
-        return (x * visible[:, :, None]).sum(axis=1) / count
+        count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * is_token[:, :, None]).sum(axis=1) / count
     if config.pooling == "first":
         return x[:, 0]
-    rank = np.arange(x.shape[1]) * visible
+    rank = np.arange(x.shape[1]) * is_token
     if config.pooling != "last":
         assert tokens is not None  # images are not pooled by tokens
         eos = -1 if config.eos_id is None else config.eos_id

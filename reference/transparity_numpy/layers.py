@@ -47,9 +47,9 @@ def sublayer_input(
     context: LayerContext,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `both`, Gemma 2), else x; x in front of attention without
+    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `sandwich`, Gemma 2), else x; x before attention without
     a norm (ModernBERT's first layer)."""
-    if config.norm_position in ("post", "branch") or (name == "self_attention" and not config.attention_norm):
+    if config.norm_position in ("post", "post-branch") or (name == "self_attention" and not config.attention_norm):
         return x
     return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
 
@@ -64,11 +64,11 @@ def sublayer_output(
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length embed_dim"]:
     """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`both`; `branch`, OLMo 2)."""
+    x + norm(y) (`sandwich`; `post-branch`, OLMo 2)."""
     if config.norm_position == "pre":
         return add_residual(config, x, y)
-    if config.norm_position in ("both", "branch"):
-        behind = f"{name}_post_norm" if config.norm_position == "both" else f"{name}_norm"
+    if config.norm_position in ("sandwich", "post-branch"):
+        behind = f"{name}_post_norm" if config.norm_position == "sandwich" else f"{name}_norm"
         y = normalize(config, parameters, behind, y, tap, training=context.training)
         return add_residual(config, x, y)
     return normalize(config, parameters, f"{name}_norm", add_residual(config, x, y), tap, training=context.training)

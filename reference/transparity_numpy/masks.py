@@ -24,9 +24,9 @@ def visible_keys(
     return tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
 
 
-def padding_mask(visible: Bool[Array, "batch keys"]) -> Bool[Array, "batch 1 1 keys"]:
+def padding_mask(is_token: Bool[Array, "batch keys"]) -> Bool[Array, "batch 1 1 keys"]:
     """Hide padding from every query (documents 000, 002, 003, 004)."""
-    return visible[:, None, None, :]
+    return is_token[:, None, None, :]
 
 
 def causal_mask(positions: Int[Array, "#batch queries"], keys: int) -> Bool[Array, "#batch 1 queries keys"]:
@@ -35,25 +35,25 @@ def causal_mask(positions: Int[Array, "#batch queries"], keys: int) -> Bool[Arra
 
 
 def target_mask(
-    positions: Int[Array, "#batch queries"], visible: Bool[Array, "batch keys"], kind: TargetMask
+    positions: Int[Array, "#batch queries"], is_token: Bool[Array, "batch keys"], kind: TargetMask
 ) -> Bool[Array, "#batch 1 queries keys"]:
     """Mask of a decoder's self-attention: the future, and with `causal-and-padding` padding too (003)."""
-    causal = causal_mask(positions, visible.shape[1])
-    return causal & padding_mask(visible) if kind == "causal-and-padding" else causal
+    causal = causal_mask(positions, is_token.shape[1])
+    return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
 
 def visible_queries(
-    visible: Bool[Array, "batch keys"], positions: Int[Array, "#batch queries"]
+    is_token: Bool[Array, "batch keys"], positions: Int[Array, "#batch queries"]
 ) -> Bool[Array, "batch queries"]:
     """The queries at `positions` that are no padding."""
-    return np.take_along_axis(visible, np.broadcast_to(positions, (len(visible), positions.shape[1])), axis=1)
+    return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
 
 
 def window_mask(
     positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunks`, those of another piece
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunked`, those of another piece
     of so many positions (Llama 4)."""
-    if kind == "chunks":
+    if kind == "chunked":
         return (np.arange(keys) // window == positions[..., None] // window)[:, None]
     return (np.abs(distances(positions, keys)) < window)[:, None]

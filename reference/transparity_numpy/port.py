@@ -70,9 +70,11 @@ class NumpyForward(CheckedForward):
         return prefill(self.config, self.parameters, batch, capacity, source=source, attention_mask=source_mask)
 
     def _step(
-        self, tokens: np.ndarray, cache: Any, counts: np.ndarray | None, mask: np.ndarray | None
+        self, tokens: np.ndarray, cache: Any, valid_lengths: np.ndarray | None, mask: np.ndarray | None
     ) -> tuple[np.ndarray, Any]:
-        return step(self.config, self.parameters, tokens, cache, counts=counts, attention_mask=mask), cache
+        return step(
+            self.config, self.parameters, tokens, cache, valid_lengths=valid_lengths, attention_mask=mask
+        ), cache
 
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
         return generate(self.config, self.parameters, prompt, steps, **inputs, sampling=sampling)

@@ -47,11 +47,13 @@ def stack(
     x = tap("embedding", x)
     if config.embedding_norm:
         x = normalize(config, parameters, "embedding_norm", x, tap, training=context.training)
-    contexts = {kind: layer_context(own, context, x.real.dtype) for kind, own in config.layer_kinds.items()}
+    contexts = {
+        kind: layer_context(layer_config, context, x.real.dtype) for kind, layer_config in config.layer_kinds.items()
+    }
     for i in range(len(parameters.get("layers", {}))):
-        own, given = config.for_layer(name, i), contexts[config.layer_kind(name, i)]
+        layer_config, given = config.for_layer(name, i), contexts[config.layer_kind(name, i)]
         kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-        x = layer(own, parameters["layers"][str(i)], x, given, scope, kept)
+        x = layer(layer_config, parameters["layers"][str(i)], x, given, scope, kept)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
     return tap("output", x)
@@ -61,17 +63,17 @@ def encoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Source,
-    visible: Bool[Array, "batch length"],
+    is_token: Bool[Array, "batch length"],
     tap: Tap = identity,
     *,
     token_types: Int[Array, "batch length"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch length embed_dim"]:
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `visible`."""
-    positions, keys = np.arange(visible.shape[1])[None], visible.shape[1]
-    x = embed(config.for_stack("encoder"), parameters, tokens, positions, visible, token_types, tap)
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `is_token`."""
+    positions, keys = np.arange(is_token.shape[1])[None], is_token.shape[1]
+    x = embed(config.for_stack("encoder"), parameters, tokens, positions, is_token, token_types, tap)
     context = LayerContext(
-        mask=padding_mask(visible),
+        mask=padding_mask(is_token),
         positions=positions,
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=True),
         training=training,
@@ -83,34 +85,34 @@ def decoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Int[Array, "batch queries"],
-    visible: Bool[Array, "batch keys"],
+    is_token: Bool[Array, "batch keys"],
     tap: Tap = identity,
     *,
     positions: Int[Array, "batch queries"] | None = None,
     memory: Inexact[Array, "batch memory embed_dim"] | None = None,
     memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
     cache: list[Cache] | None = None,
-    counts: Int[Array, " batch"] | None = None,
+    valid_lengths: Int[Array, " batch"] | None = None,
     training: bool = False,
 ) -> Inexact[Array, "batch queries embed_dim"]:
     """Decode `tokens`, each of which sees itself and earlier tokens.
 
     Args:
-        visible: True for keys that are not padding: the tokens, or with a cache everything in it.
+        is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        counts: Number of tokens of each row that a `cache` goes on from; None: all.
+        valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
     """
-    positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, visible.shape[1]
-    x = embed(config, parameters, tokens, positions, visible)
+    positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, is_token.shape[1]
+    x = embed(config, parameters, tokens, positions, is_token)
     masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
     context = LayerContext(
-        mask=target_mask(positions, visible, config.decoder_mask),
+        mask=target_mask(positions, is_token, config.decoder_mask),
         positions=positions,
-        visible=visible_queries(visible, positions) if masked else None,
-        counts=counts,
+        is_token=visible_queries(is_token, positions) if masked else None,
+        valid_lengths=valid_lengths,
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=False),
         memory=memory,
         memory_mask=memory_mask,
@@ -119,7 +121,7 @@ def decoder(
     return stack("decoder", config, parameters, x, context, tap, cache)
 
 
-def read_alone(
+def encoder_input(
     config: TransformerConfig,
     tokens: Int[Array, "batch length"] | None,
     pixels: Inexact[Array, "batch channels height width"] | None,
@@ -157,18 +159,18 @@ def transformer(
     tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":
         assert source is not None and target is not None
-        visible, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-        memory = encoder(config, tree["encoder"], source, visible, scope, training=training)
-        given: dict[str, Any] = {"memory": memory, "memory_mask": padding_mask(visible), "training": training}
-        visible, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-        x = decoder(config, tree["decoder"], target, visible, scope, **given)
+        is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
+        memory = encoder(config, tree["encoder"], source, is_token, scope, training=training)
+        given: dict[str, Any] = {"memory": memory, "memory_mask": padding_mask(is_token), "training": training}
+        is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
+        x = decoder(config, tree["decoder"], target, is_token, scope, **given)
     elif config.architecture == "encoder":
-        (read, visible), scope = read_alone(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
-        x = encoder(config, tree["encoder"], read, visible, scope, token_types=token_types, training=training)
+        (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+        x = encoder(config, tree["encoder"], read, is_token, scope, token_types=token_types, training=training)
     else:
         assert tokens is not None
-        visible, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
-        x = decoder(config, tree["decoder"], tokens, visible, scope, training=training)
+        is_token, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
+        x = decoder(config, tree["decoder"], tokens, is_token, scope, training=training)
     if config.is_pooled:
-        x = tap("pooled", pool(config, x, visible, tokens if target is None else target))
+        x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
     return tap("logits", head(config, tree, x, out))

@@ -77,9 +77,7 @@ def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_pat
     load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
     audit = audit_of(load, "llama", tmp_path, with_fields=True)
     wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
-    assert [each.says.partition(" the port ")[2] for each in wrong] == [
-        "answers as if our rotary_low_frequency were 1.0"
-    ]
+    assert [each.says.partition(" the port ")[2] for each in wrong] == ["answers as if our rotary_slow_turns were 1.0"]
 
 
 @pytest.mark.parametrize("number", ["factor", "low_frequency", "high_frequency", "original_length"])

@@ -43,7 +43,7 @@ UNEXERCISED = {
     # parameters have their shapes, or there is nothing to compare without them
     *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
     *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
-    *("relative_buckets", "num_experts", "num_classes", "query_rank", "key_value_rank", "value_head_dim"),
+    *("relative_buckets", "num_experts", "num_classes", "q_lora_rank", "kv_lora_rank", "value_head_dim"),
     # inputs have their shapes, and no weight depends on a bias of the keys
     *("mel_bins", "num_frames", "key_bias"),
     *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
@@ -167,7 +167,7 @@ def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> N
     fixed |= {"norm_position"} if not all(one.attention_norm for one in config.layer_kinds.values()) else set()
     fixed |= {"pooler"} if config.pooler == "none" else set()
     # latent attention has rotary positions, here of so few pairs that YaRN's transition is cut to whole ones
-    fixed |= {"positions", "rotary_dim", "rotary_high_frequency"} if config.key_value_rank else set()
+    fixed |= {"positions", "rotary_dim", "rotary_fast_turns"} if config.kv_lora_rank else set()
     fixed |= {"layer_types"} if len({str(parameter_shapes(one)) for one in config.layer_kinds.values()}) > 1 else set()
     assert chosen - UNEXERCISED - fixed <= set(seen)
 

@@ -52,7 +52,7 @@ WITHOUT_TWIN = {
         "fast.threads",
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
     # names and orientations of the framework; kernels recorded for a GPU; larger products
-    "pytorch": {"state.parameters", "decoding.replayed", "fast.graphs", "fast.joined", *SHARDED},
+    "pytorch": {"state.parameters", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
     # the same; a key of compiled programs; one batch over several devices
     "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }

@@ -107,7 +107,7 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
         ("a row with what is in its cache has 7 tokens; expected at most 6", lambda: beyond(forward)),
         ("tokens[0, 0] is 9, outside the vocabulary", lambda: forward.step(np.array([[9]]))),
         ("tokens has 1 rows and the cache 2", lambda: forward.step(np.array([[1]]), forward.step(prompt)[1])),
-        ("counts go from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, counts=[3, 3])),
+        ("valid_lengths go from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, valid_lengths=[3, 3])),
         ("takes no source", lambda: forward.step(prompt, source=prompt)),
     ):
         with pytest.raises(InputError) as raised:

@@ -80,7 +80,7 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
         ({"positions": "rotary", "rotary_dim": 3}, "rotary_dim is 3, but rotary positions turn pairs of a head's 8"),
         ({"positions": "rotary", "rotary_dim": 10}, "rotary_dim is 10, but rotary positions turn pairs of a head's 8"),
         ({"position_count": "visible"}, "position_count is 'visible', which puts padding in front of the first"),
-        ({"rotary_low_frequency": 4.0}, "rotary_low_frequency is 4.0; it should be less than rotary_high_frequency"),
+        ({"rotary_slow_turns": 4.0}, "rotary_slow_turns is 4.0; it should be less than rotary_fast_turns"),
         (
             {"positions": "rotary", "rotary_scaling": "yarn", "rope_theta": 1},
             "rope_theta is 1, but rotary_scaling 'yarn'",
@@ -97,8 +97,8 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
         ({"head": "hidden"}, "head is 'hidden', which only a lone encoder has a place for"),
         ({"head": "classes"}, "head is 'classes', which pools a lone stack, and architecture is 'encoder-decoder'"),
         (
-            {"attention_norm": False, "norm_position": "branch"},
-            "attention_norm is false, norm_position 'branch' and branches 'sequential': the norm",
+            {"attention_norm": False, "norm_position": "post-branch"},
+            "attention_norm is false, norm_position 'post-branch' and branches 'sequential': the norm",
         ),
         ({"head_transform": True, "norm": "batch"}, "head_transform is true, head 'logits' and norm 'batch': it is in"),
         ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),

@@ -27,12 +27,12 @@ LONE |= {
     "encoder_positions": "as-decoder",
 }
 LONE |= {"num_frames": 3000, "mixer": "attention"}
-LONE |= {"query_rank": None, "key_value_rank": None, "value_head_dim": None}
+LONE |= {"q_lora_rank": None, "kv_lora_rank": None, "value_head_dim": None}
 LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
 SPECIAL = {
     **{field: st.just(value) for field, value in LONE.items()},
-    "rotary_low_frequency": st.floats(0.1, 1),
-    "rotary_high_frequency": st.floats(2, 9),
+    "rotary_slow_turns": st.floats(0.1, 1),
+    "rotary_fast_turns": st.floats(2, 9),
     "relative_bias": st.just(False),
     "relative_buckets": st.integers(8, 32),
     "relative_max_distance": st.integers(33, 99),
@@ -47,7 +47,7 @@ SPECIAL = {
     "num_experts": st.sampled_from([0, 6]),
     "experts_per_token": st.integers(1, 2),
     "router_groups": st.sampled_from([1, 3]),
-    "router_groups_chosen": st.just(1),
+    "topk_groups": st.just(1),
     "rotary_scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
     "head_transform": st.just(False),
     "rope_theta": st.floats(1.5, 9),
@@ -185,7 +185,7 @@ DEPARTS: dict[str, list[Any]] = {
     "memory_norm": [True],
     "norm": ["layer-unbiased", "batch", "rms"],
     "norm_bias": [False],
-    "norm_position": ["pre", "both", "branch"],
+    "norm_position": ["pre", "sandwich", "post-branch"],
     "num_key_value_heads": [1],
     "positions": ["learned", "rotary", "relative", "alibi", "none"],
     "projection": ["shared-per-head"],

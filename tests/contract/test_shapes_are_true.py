@@ -72,7 +72,7 @@ for config in (presets[0], presets[1], presets[4]):
     if config.mask_is_exact:
         sampling = Sampling(0.7, 5, 0.9)
         forward.generate(prompt, 2, lengths=[1, 2], source=source, uniforms=random.random((2, 2)), sampling=sampling)
-        said, cache = forward.step(prompt, source=source, counts=[2, 1])
+        said, cache = forward.step(prompt, source=source, valid_lengths=[2, 1])
         forward.step(prompt[:, :1], cache)
 """
 

@@ -78,7 +78,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
     """Gemma's second norm behind each sublayer is none of a model whose norms are in front of them."""
-    config = dataclasses.replace(preset("pre-norm").resized(), norm_position="both")
+    config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))
     tap = next(tap for tap in probe.oracle.expected if tap.endswith("_post_norm"))

@@ -64,9 +64,9 @@ def test_its_parameters_are_the_models_own_or_copies_side_by_side() -> None:
     shared = own.keys() & packed.keys()
     assert all(packed[name] is own[name] for name in shared)
     joined = {name: parameter for name, parameter in packed.items() if name not in shared}
-    assert joined and all(".self_attention.joined." in name for name in joined)
+    assert joined and all(".self_attention.fused_qkv." in name for name in joined)
     for name, parameter in joined.items():
-        query, key, value = (own.pop(name.replace("joined", role)) for role in ("query", "key", "value"))
+        query, key, value = (own.pop(name.replace("fused_qkv", role)) for role in ("query", "key", "value"))
         assert torch.equal(parameter, torch.cat((query, key, value)))
     assert own.keys() == shared
 

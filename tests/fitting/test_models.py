@@ -72,7 +72,7 @@ IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "
 TEXTS = IMAGES | {"vocab_size": 37, "max_position_embeddings": 29, "bos_token_id": 1, "projection_dim": 7}
 IMAGES |= {"image_size": 6, "patch_size": 2}
 OF_HUB = ("padding", "attention_multiplier", "attention_softcap", "final_softcap")
-EXPERTS = ("num_experts", "experts_per_token", "router_normalized", "feed_forward_dim", "gated", "activation")
+EXPERTS = ("num_experts", "experts_per_token", "normalize_topk", "feed_forward_dim", "gated", "activation")
 RECURRENT = ("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width")
 PATCHES = ("patch_size", "image_channels", "class_token", "max_length", "pooling")
 WHISPER = {"mel_bins": 5, "num_frames": 14, "max_length": 11, "positions": "learned", "encoder_positions": "sinusoidal"}
@@ -143,7 +143,7 @@ ROTARY: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0}
 SCALED: dict[str, Any] = ROTARY | {"rotary_dim": 8, "embed_dim": 36}
 
 MODELS: dict[str, Found] = {
-    "chunks and a bias": drawn(sliding_window=5, window_kind="chunks", relative_bias=True, positions="learned"),
+    "chunks and a bias": drawn(sliding_window=5, window_kind="chunked", relative_bias=True, positions="learned"),
     "a factor before the head": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=True),
     "a factor without a norm": drawn(
         {"final_norm": False}, head_multiplier=0.5, head_scale="embed_dim", final_norm=False
@@ -193,7 +193,7 @@ MODELS: dict[str, Found] = {
         small_recurrent.MambaLM,
         rows(("mixer", "feed_forward_dim", *RECURRENT, "convolution_bias"), ("state-space", 0, 4, 1, 5, 12, 3, True)),
         is_whole=True,
-        untold={"time_step_most": "no time step is so long that a bound shows"},
+        untold={"time_step_max": "no time step is so long that a bound shows"},
     ),
     "a plain ViT": Found(
         small_vision.PlainViT,
@@ -227,7 +227,7 @@ LONG: dict[str, Found] = {
     "many departures": drawn(
         norm="rms",
         norm_eps=1e-6,
-        norm_position="both",
+        norm_position="sandwich",
         **ROTARY,
         rope_layout="halves",
         attention_multiplier=0.7,
@@ -268,7 +268,7 @@ LONG: dict[str, Found] = {
     ),
     "bounds of time steps": Found(
         functools.partial(small_recurrent.MambaLM, groups=2, limits=(0.3, 0.8)),
-        {"time_step_least": 0.3, "time_step_most": 0.8, "recurrent_key_heads": 2},
+        {"time_step_min": 0.3, "time_step_max": 0.8, "recurrent_key_heads": 2},
         is_whole=True,
     ),
     "gated delta networks": Found(
@@ -280,7 +280,7 @@ LONG: dict[str, Found] = {
     "maps by themselves": of_maps(bias=False),
     "maps with biases": of_maps(bias=True),
     "Mamba-2 of transformers": Found(
-        mamba2, {"time_step_least": 0.4, "time_step_most": 0.9}, "mamba2", differs=("padding",), is_whole=True
+        mamba2, {"time_step_min": 0.4, "time_step_max": 0.9}, "mamba2", differs=("padding",), is_whole=True
     ),
     "Qwen3-Next, dense": Found(
         lambda: qwen3_next(mlp_only_layers=[0, 1, 2]),

@@ -18,7 +18,7 @@ def frequencies(config, length):
     if config.rotary_scaling == "none":
         return plain
     turns = config.rotary_original_length * plain / (2 * math.pi)
-    low, high = config.rotary_low_frequency, config.rotary_high_frequency
+    low, high = config.rotary_slow_turns, config.rotary_fast_turns
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * plain / config.rotary_factor + smooth * plain
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, DTypeLike, Float
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.state.context import KnownMask
+from transparity_flax.state.context import MaskKind
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
 """XLA's CPU has no product of float16 that is summed in float32."""
@@ -34,15 +34,15 @@ def attention(
     value: Float[Array, "batch heads keys value_dim"],
     mask: Bool[Array, "#batch 1 #queries keys"],
     *,
-    known: KnownMask | None = None,
+    mask_kind: MaskKind | None = None,
     scale: float,
     bias: Float[Array, "#batch heads #queries keys"] | None = None,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future: that it
-    does may be `known`, otherwise it is decided at run time."""
+    does may be told by `mask_kind`, otherwise it is decided at run time."""
     length = mask.shape[2]
-    if known == "full" or length <= BLOCK or length != mask.shape[3]:
+    if mask_kind == "full" or length <= BLOCK or length != mask.shape[3]:
         return _one_block(query, key, value, mask, scale, bias, sinks)
 
     def in_blocks() -> Array:
@@ -54,7 +54,7 @@ def attention(
             blocks.append(_one_block(*given, scale, near, sinks))
         return jnp.concatenate(blocks, axis=2)
 
-    if known == "causal":
+    if mask_kind == "causal":
         return in_blocks()
     hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
     whole = partial(_one_block, query, key, value, mask, scale, bias, sinks)

@@ -31,9 +31,9 @@ def prefill(
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
-        visible = visible_keys(source, config.pad_id, attention_mask)
-        cache["memory_mask"] = padding_mask(visible)
-        memory = model.encoder(source, visible)
+        is_token = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(is_token)
+        memory = model.encoder(source, is_token)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             kept["cross_attention"] = cross_attention_cache(layer, memory)
     return cache
@@ -44,7 +44,7 @@ def step(
     tokens: Int[Array, "batch queries"],
     cache: Cache,
     *,
-    counts: Int[Array, " batch"] | None = None,
+    valid_lengths: Int[Array, " batch"] | None = None,
     attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
     index: Int[Array, " batch"] | None = None,
     tap: Tap = identity,
@@ -54,19 +54,19 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
-            step overwrites.
+        valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
+            next step overwrites them.
         attention_mask: 0 at padding of the tokens.
         index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
-    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
     scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
     table = model.token_embedding
-    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
-    x = model.decoder(tokens, visible, scope, token_embedding=table, **given)
-    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "valid_lengths": valid_lengths}
+    x = model.decoder(tokens, is_token, scope, token_embedding=table, **given)
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", model.apply_head(x))
 
@@ -120,9 +120,9 @@ def _next_with(
     cache: Cache,
     new: int,
 ) -> tuple[Float[Array, "batch vocab"], Cache]:
-    counts = lengths - cache["lengths"]
+    valid_lengths = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
-    logits = step(structure.model(weights), chunk, cache, counts=counts, index=counts - 1)[:, 0]
+    logits = step(structure.model(weights), chunk, cache, valid_lengths=valid_lengths, index=valid_lengths - 1)[:, 0]
     return logits, cache
 
 

@@ -27,7 +27,7 @@ def highest(x: Float[Array, "*batch experts"], count: int) -> Float[Array, "*bat
 def best_groups(config: TransformerConfig, scores: Float[Array, "*batch experts"]) -> Float[Array, "*batch experts"]:
     """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
-    best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.router_groups_chosen)
+    best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
@@ -46,10 +46,10 @@ def choose(
 def router_weights(
     config: TransformerConfig, scores: Float[Array, "*batch experts"], chosen: Float[Array, "*batch experts"]
 ) -> Float[Array, "*batch experts"]:
-    """Scores of the chosen experts, divided by their sum if `router_normalized`, times `router_scale`; 0 for the
+    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
     others."""
     weights = jnp.where(chosen != 0, scores, 0)
-    if config.router_normalized:
+    if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return weights * config.router_scale
 
@@ -71,8 +71,8 @@ class MixtureOfExperts(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
         self.router = nnx.Linear(config.embed_dim, config.num_experts, use_bias=config.router_bias, rngs=rngs)
-        if config.router_correction:
-            self.router_correction = nnx.BatchStat(jnp.zeros(config.num_experts))
+        if config.router_score_bias:
+            self.router_score_bias = nnx.BatchStat(jnp.zeros(config.num_experts))
         self.experts = nnx.List(FeedForward(config, rngs=rngs) for _ in range(config.num_experts))
         if config.shared_expert_dim:
             own = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
@@ -85,7 +85,7 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "batch length embed_dim"]:
         logits = tap("router_logits", self.router(x))
         scores = SCORES[self.config.router_scores](upcast(logits))
-        correction = self.router_correction[...] if self.config.router_correction else None
+        correction = self.router_score_bias[...] if self.config.router_score_bias else None
         chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, correction).astype(x.dtype))
         weights = tap("router_weights", router_weights(self.config, scores, chosen).astype(x.dtype))
         y = jnp.zeros_like(x)

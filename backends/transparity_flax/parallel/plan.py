@@ -26,7 +26,7 @@ PLACEMENTS: dict[str, PartitionSpec] = {
     r".*attention\.output\.weight": COLUMNS,  # heads
     r".*recurrence\.(query|key|value)(_convolution)?\.(weight|bias)": ROWS,  # heads
     r".*recurrence\.(decay|beta|gate|gated_norm)\.(weight|bias)": ROWS,  # heads
-    r".*recurrence\.(time_step_bias|log_rate|skip)": ROWS,  # heads
+    r".*recurrence\.(dt_bias|A_log|D)": ROWS,  # heads
     r".*recurrence\.output\.weight": COLUMNS,  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": ROWS,  # hidden features
     r".*\.feed_forward\.down\.weight": COLUMNS,  # hidden features

@@ -45,13 +45,13 @@ def unit_length(x: Float[Array, "*batch features"]) -> Float[Array, "*batch feat
 
 def time_step(module: Recurrence, x: Float[Array, "batch length embed_dim"]) -> Float[Array, "batch length heads"]:
     """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
-    step = jax.nn.softplus(upcast(module.decay(x)) + upcast(module.time_step_bias[...]))
-    return jnp.clip(step, module.config.time_step_least, module.config.time_step_most)
+    step = jax.nn.softplus(upcast(module.decay(x)) + upcast(module.dt_bias[...]))
+    return jnp.clip(step, module.config.time_step_min, module.config.time_step_max)
 
 
 def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> Float[Array, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
-    return -jnp.exp(upcast(module.log_rate[...])) * step
+    """Logarithm of the share of the state that stays: −exp(A_log) · the time step (Gu and Dao 2024)."""
+    return -jnp.exp(upcast(module.A_log[...])) * step
 
 
 def gated_delta_rule(
@@ -124,7 +124,7 @@ def gated_norm(
 
 def unpadded(x: Float[Array, "*batch features"], context: LayerContext) -> Float[Array, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
-    return x if context.visible is None else x * context.visible[..., None].astype(x.dtype)
+    return x if context.is_token is None else x * context.is_token[..., None].astype(x.dtype)
 
 
 def convolve(
@@ -139,7 +139,7 @@ def convolve(
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:
-        before = update_inputs(cache, name, x, context.counts)
+        before = update_inputs(cache, name, x, context.valid_lengths)
     bias = kernel.bias[...] if module.config.convolution_bias else None
     y = jax.nn.silu(causal_convolution(kernel.kernel[...].T, x, before, bias))
     return tap(f"{name}_convolved", unpadded(y, context) if module.config.mixer == "state-space" else y)
@@ -161,7 +161,7 @@ def rates(
         strength = step = tap("time_step", step.astype(x.dtype))
     decay = tap("log_decay", log_decay(module, step))
     if cache is not None:
-        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+        decay, strength = held_tokens(decay, context.valid_lengths), held_tokens(strength, context.valid_lengths)
     return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))
 
 
@@ -218,12 +218,12 @@ class Recurrence(nnx.Module):
             kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
             setattr(self, f"{name}_convolution", kernel)
         self.decay = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
-        self.time_step_bias = nnx.Param(jnp.zeros(config.recurrent_heads))
-        self.log_rate = nnx.Param(jnp.zeros(config.recurrent_heads))
+        self.dt_bias = nnx.Param(jnp.zeros(config.recurrent_heads))
+        self.A_log = nnx.Param(jnp.zeros(config.recurrent_heads))
         if is_delta:
             self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
         else:
-            self.skip = nnx.Param(jnp.ones(config.recurrent_heads))
+            self.D = nnx.Param(jnp.ones(config.recurrent_heads))
         self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=bias, rngs=rngs)
         self.gated_norm = _GatedNorm(config.recurrent_value_dim if is_delta else config.recurrent_dim)
         self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=bias, rngs=rngs)
@@ -250,7 +250,7 @@ class Recurrence(nnx.Module):
         rule = gated_delta_rule if is_delta else state_space_rule
         read, state = rule(query, key, value, decay, strength, state)
         if not is_delta:
-            read = read + upcast(self.skip[...])[:, None, None] * value
+            read = read + upcast(self.D[...])[:, None, None] * value
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))

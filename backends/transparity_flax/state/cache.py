@@ -1,7 +1,7 @@
 """The key/value cache: keys and values of earlier tokens, kept for later ones.
 
 A cache is a dictionary of arrays, each replaced when it changes: `lengths` (batch,), the number of tokens of each row;
-`visible` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
+`is_token` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
 key_heads, capacity, head_dim) of self-attention or, of a recurrence, the last inputs of its convolutions (batch, width
 − 1, features) and its `state` (batch, heads, head_dim, value_dim), in at least float32; those of cross-attention,
 computed once; and the source's `memory_mask`.
@@ -26,7 +26,7 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
     layers = [
         _empty_layer(config.for_layer("decoder", i), batch, capacity, dtype) for i in range(config.num_decoder_layers)
     ]
-    return {"lengths": jnp.zeros(batch, int), "visible": jnp.zeros((batch, capacity), bool), "layers": layers}
+    return {"lengths": jnp.zeros(batch, int), "is_token": jnp.zeros((batch, capacity), bool), "layers": layers}
 
 
 def next_positions(cache: Cache, length: int) -> Int[Array, "batch queries"]:
@@ -35,11 +35,11 @@ def next_positions(cache: Cache, length: int) -> Int[Array, "batch queries"]:
 
 
 def mark_valid(
-    cache: Cache, visible: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
+    cache: Cache, is_token: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
 ) -> Bool[Array, "batch keys"]:
     """Mark new non-padding tokens; return validity for the whole cache."""
-    cache["visible"] = cache["visible"].at[_rows(positions), positions].set(visible)
-    return cache["visible"]
+    cache["is_token"] = cache["is_token"].at[_rows(positions), positions].set(is_token)
+    return cache["is_token"]
 
 
 def update(
@@ -55,11 +55,11 @@ def update(
 
 
 def update_inputs(
-    cache: Cache, name: str, x: Float[Array, "batch queries features"], counts: Int[Array, " batch"] | None
+    cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Int[Array, " batch"] | None
 ) -> Float[Array, "batch earlier features"]:
-    """Return the inputs of a convolution that come before `x`; keep the last, of which `counts` are in `x`."""
-    before, counts = cache[name], jnp.full(len(x), x.shape[1]) if counts is None else counts
-    last = counts[:, None] + jnp.arange(before.shape[1])
+    """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
+    before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
+    last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)
     return before
 
@@ -70,12 +70,12 @@ def update_state(cache: Cache, state: Float[Array, "batch heads head_dim value_d
 
 
 def held_tokens(
-    x: Float[Array, "batch queries heads"], counts: Int[Array, " batch"] | None
+    x: Float[Array, "batch queries heads"], valid_lengths: Int[Array, " batch"] | None
 ) -> Float[Array, "batch queries heads"]:
-    """`x` of the first `counts` tokens of each row, and 0 for fillers, which change no state."""
-    if counts is None:
+    """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
+    if valid_lengths is None:
         return x
-    return jnp.where((jnp.arange(x.shape[1]) < counts[:, None])[..., None], x, jnp.zeros((), x.dtype))
+    return jnp.where((jnp.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, jnp.zeros((), x.dtype))
 
 
 def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:

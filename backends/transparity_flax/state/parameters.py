@@ -21,11 +21,11 @@ NAMES = {
     "bias": "bias",
     "mean": "running_mean",
     "var": "running_var",
-    "router_correction": "router_correction",
+    "router_score_bias": "router_score_bias",
     "sinks": "sinks",
-    "log_rate": "log_rate",
-    "time_step_bias": "time_step_bias",
-    "skip": "skip",
+    "A_log": "A_log",
+    "dt_bias": "dt_bias",
+    "D": "D",
 }
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_pytorch.masks import causal_mask
-from transparity_pytorch.state.context import KnownMask
+from transparity_pytorch.state.context import MaskKind
 
 
 def applies(
@@ -33,21 +33,21 @@ def attention(
     value: Float[Tensor, "batch heads keys value_dim"],
     mask: Bool[Tensor, "#batch 1 #queries keys"],
     *,
-    known: KnownMask | None = None,
+    mask_kind: MaskKind | None = None,
     scale: float,
     bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full:
-    that may be `known`, otherwise the mask is read, if it can be.
+    `mask_kind` may say so, otherwise the mask is read, if it can be.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.
     """
     if sinks is not None:
         key, value, mask, bias = _with_sinks(key, value, mask, bias, sinks)
-    if known in ("causal", "full") and bias is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=known == "causal", scale=scale)
+    if mask_kind in ("causal", "full") and bias is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=mask_kind == "causal", scale=scale)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
     is_readable = bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_readable:
@@ -57,7 +57,7 @@ def attention(
         if mask.shape[2] == keys and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     shown = mask if bias is None else bias.masked_fill(~mask, -torch.inf)
-    if known is None:
+    if mask_kind is None:
         query, shown = _seeing(query, mask, shown, is_readable=is_readable)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
 

@@ -32,9 +32,9 @@ def prefill(
     table = model.token_embedding.weight
     cache = empty_cache(config, batch, capacity, table.dtype, table.device)
     if source is not None:
-        visible = visible_keys(source, config.pad_id, attention_mask)
-        cache["memory_mask"] = padding_mask(visible)
-        memory = model.encoder(source, visible)
+        is_token = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(is_token)
+        memory = model.encoder(source, is_token)
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             assert isinstance(layer, Layer)
             kept["cross_attention"] = cross_attention_cache(layer, memory)
@@ -46,7 +46,7 @@ def step(
     tokens: Int[Tensor, "batch queries"],
     cache: Cache,
     *,
-    counts: Int[Tensor, " batch"] | None = None,
+    valid_lengths: Int[Tensor, " batch"] | None = None,
     attention_mask: Bool[Tensor, "batch queries"] | Int[Tensor, "batch queries"] | None = None,
     index: Int[Tensor, " batch"] | None = None,
     tap: Tap = identity,
@@ -56,19 +56,19 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
-            step overwrites.
+        valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
+            next step overwrites them.
         attention_mask: 0 at padding of the tokens.
         index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
-    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
     scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
     table = model.token_embedding
-    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
-    x = model.decoder(tokens, visible, scope, token_embedding=table, **given)
-    cache["lengths"] += tokens.shape[1] if counts is None else counts
+    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "valid_lengths": valid_lengths}
+    x = model.decoder(tokens, is_token, scope, token_embedding=table, **given)
+    cache["lengths"] += tokens.shape[1] if valid_lengths is None else valid_lengths
     x = x if index is None else x.take_along_dim(index[:, None, None], dim=1)
     return tap("logits", model.apply_head(x))
 
@@ -99,9 +99,9 @@ def next_logits(
     cache the model runs on the last `max_length` of them (document 001)."""
     config = model.config
     if cache is not None:
-        counts = lengths - cache["lengths"]
+        valid_lengths = lengths - cache["lengths"]
         chunk = tokens.take_along_dim(next_positions(cache, new), dim=1)
-        return step(model, chunk, cache, counts=counts, index=counts - 1)[:, 0]
+        return step(model, chunk, cache, valid_lengths=valid_lengths, index=valid_lengths - 1)[:, 0]
     rows = torch.arange(len(tokens), device=tokens.device)
     begin = (lengths - config.max_length).clamp(min=0)
     window = begin[:, None] + torch.arange(min(config.max_length, int(lengths.max())), device=tokens.device)

@@ -32,7 +32,7 @@ def highest(x: Float[Tensor, "*batch experts"], count: int) -> Float[Tensor, "*b
 def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
     """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
-    best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.router_groups_chosen)
+    best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
 
 
@@ -51,10 +51,10 @@ def choose(
 def router_weights(
     config: TransformerConfig, scores: Float[Tensor, "*batch experts"], chosen: Float[Tensor, "*batch experts"]
 ) -> Float[Tensor, "*batch experts"]:
-    """Scores of the chosen experts, divided by their sum if `router_normalized`, times `router_scale`; 0 for the
+    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
     others."""
     weights = scores.masked_fill(chosen == 0, 0)
-    if config.router_normalized:
+    if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights * config.router_scale
 
@@ -77,9 +77,9 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.config = config
         self.router = nn.Linear(config.embed_dim, config.num_experts, bias=config.router_bias)
-        correction = torch.zeros(config.num_experts) if config.router_correction else None
-        self.router_correction: Tensor | None
-        self.register_buffer("router_correction", correction)
+        correction = torch.zeros(config.num_experts) if config.router_score_bias else None
+        self.router_score_bias: Tensor | None
+        self.register_buffer("router_score_bias", correction)
         self.experts = nn.ModuleList(FeedForward(config) for _ in range(config.num_experts))
         if config.shared_expert_dim:
             own = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
@@ -92,7 +92,7 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Tensor, "batch length embed_dim"]:
         logits = tap("router_logits", self.router(x))
         scores = SCORES[self.config.router_scores](upcast(logits))
-        chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, self.router_correction).to(x.dtype))
+        chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, self.router_score_bias).to(x.dtype))
         weights = tap("router_weights", router_weights(self.config, scores, chosen).to(x.dtype))
         y = torch.zeros_like(x)
         for expert, own in enumerate(self.experts):

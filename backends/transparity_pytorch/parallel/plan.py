@@ -22,7 +22,7 @@ PLACEMENTS: dict[str, Shard] = {
     r".*attention\.output\.weight": Shard(1),  # heads
     r".*recurrence\.(query|key|value)(_convolution)?\.(weight|bias)": Shard(0),  # heads
     r".*recurrence\.(decay|beta|gate|gated_norm)\.(weight|bias)": Shard(0),  # heads
-    r".*recurrence\.(time_step_bias|log_rate|skip)": Shard(0),  # heads
+    r".*recurrence\.(dt_bias|A_log|D)": Shard(0),  # heads
     r".*recurrence\.output\.weight": Shard(1),  # heads
     r".*\.feed_forward\.(gate|up)\.(weight|bias)": Shard(0),  # hidden features
     r".*\.feed_forward\.down\.weight": Shard(1),  # hidden features

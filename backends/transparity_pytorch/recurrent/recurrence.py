@@ -42,15 +42,15 @@ def unit_length(x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch fe
 
 def time_step(module: Recurrence, x: Float[Tensor, "batch length embed_dim"]) -> Float[Tensor, "batch length heads"]:
     """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
-    x = upcast(module.decay(x)) + upcast(module.time_step_bias)
+    x = upcast(module.decay(x)) + upcast(module.dt_bias)
     # Unlike `softplus`, which is the identity from 20 on, exact in every precision.
     step = torch.logaddexp(x, torch.zeros_like(x))
-    return step.clamp(module.config.time_step_least, module.config.time_step_most)
+    return step.clamp(module.config.time_step_min, module.config.time_step_max)
 
 
 def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
-    return -upcast(module.log_rate).exp() * step
+    """Logarithm of the share of the state that stays: −exp(A_log) · the time step (Gu and Dao 2024)."""
+    return -upcast(module.A_log).exp() * step
 
 
 def gated_delta_rule(
@@ -113,7 +113,7 @@ def gated_norm(
 
 def unpadded(x: Float[Tensor, "*batch features"], context: LayerContext) -> Float[Tensor, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
-    return x if context.visible is None else x * context.visible[..., None].to(x.dtype)
+    return x if context.is_token is None else x * context.is_token[..., None].to(x.dtype)
 
 
 def convolve(
@@ -128,7 +128,7 @@ def convolve(
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
     if cache is not None:
-        before = update_inputs(cache, name, x, context.counts)
+        before = update_inputs(cache, name, x, context.valid_lengths)
     y = F.silu(causal_convolution(kernel.weight, x, before, kernel.bias))
     return tap(f"{name}_convolved", unpadded(y, context) if module.config.mixer == "state-space" else y)
 
@@ -149,7 +149,7 @@ def rates(
         strength = step = tap("time_step", step.to(x.dtype))
     decay = tap("log_decay", log_decay(module, step))
     if cache is not None:
-        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+        decay, strength = held_tokens(decay, context.valid_lengths), held_tokens(strength, context.valid_lengths)
     return upcast(decay.transpose(1, 2)), upcast(strength.transpose(1, 2))
 
 
@@ -195,12 +195,12 @@ class Recurrence(nn.Module):
             kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
             setattr(self, f"{name}_convolution", kernel)
         self.decay = nn.Linear(config.embed_dim, config.recurrent_heads, bias=bias)
-        self.time_step_bias = nn.Parameter(torch.zeros(config.recurrent_heads))
-        self.log_rate = nn.Parameter(torch.zeros(config.recurrent_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(config.recurrent_heads))
+        self.A_log = nn.Parameter(torch.zeros(config.recurrent_heads))
         if is_delta:
             self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=bias)
         else:
-            self.skip = nn.Parameter(torch.ones(config.recurrent_heads))
+            self.D = nn.Parameter(torch.ones(config.recurrent_heads))
         self.gate = nn.Linear(config.embed_dim, config.recurrent_dim, bias=bias)
         self.gated_norm = _GatedNorm(config.recurrent_value_dim if is_delta else config.recurrent_dim)
         self.output = nn.Linear(config.recurrent_dim, config.embed_dim, bias=bias)
@@ -227,7 +227,7 @@ class Recurrence(nn.Module):
         rule = gated_delta_rule if is_delta else state_space_rule
         read, state = rule(query, key, value, decay, strength, state)
         if not is_delta:
-            read = read + upcast(self.skip)[:, None, None] * value
+            read = read + upcast(self.D)[:, None, None] * value
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).to(x.dtype))

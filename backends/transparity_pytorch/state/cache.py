@@ -1,7 +1,7 @@
 """The key/value cache: keys and values of earlier tokens, kept for later ones.
 
 A cache is a dictionary of tensors, updated in place: `lengths` (batch,), the number of tokens of each row;
-`visible` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
+`is_token` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
 key_heads, capacity, head_dim) of self-attention or, of a recurrence, the last inputs of its convolutions (batch, width
 − 1, features) and its `state` (batch, heads, head_dim, value_dim), in at least float32; those of cross-attention,
 computed once; and the source's `memory_mask`.
@@ -29,7 +29,7 @@ def empty_cache(
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
     return {
         "lengths": lengths,
-        "visible": torch.zeros(batch, capacity, dtype=torch.bool, device=device),
+        "is_token": torch.zeros(batch, capacity, dtype=torch.bool, device=device),
         "layers": layers,
     }
 
@@ -40,11 +40,11 @@ def next_positions(cache: Cache, length: int) -> Int[Tensor, "batch queries"]:
 
 
 def mark_valid(
-    cache: Cache, visible: Bool[Tensor, "batch queries"], positions: Int[Tensor, "batch queries"]
+    cache: Cache, is_token: Bool[Tensor, "batch queries"], positions: Int[Tensor, "batch queries"]
 ) -> Bool[Tensor, "batch keys"]:
     """Mark new non-padding tokens; return validity for the whole cache."""
-    cache["visible"][_rows(positions), positions] = visible
-    return cache["visible"]
+    cache["is_token"][_rows(positions), positions] = is_token
+    return cache["is_token"]
 
 
 def update(
@@ -61,11 +61,13 @@ def update(
 
 
 def update_inputs(
-    cache: Cache, name: str, x: Float[Tensor, "batch queries features"], counts: Int[Tensor, " batch"] | None
+    cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Int[Tensor, " batch"] | None
 ) -> Float[Tensor, "batch earlier features"]:
-    """Return the inputs of a convolution that come before `x`; keep the last, of which `counts` are in `x`."""
+    """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
     before, length = cache[name].clone(), x.shape[1]
-    last = torch.arange(before.shape[1], device=x.device) + (length if counts is None else counts[:, None])
+    last = torch.arange(before.shape[1], device=x.device) + (
+        length if valid_lengths is None else valid_lengths[:, None]
+    )
     cache[name].copy_(torch.cat([before, x], dim=1).take_along_dim(last.expand(len(x), -1)[..., None], dim=1))
     return before
 
@@ -76,12 +78,12 @@ def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_
 
 
 def held_tokens(
-    x: Float[Tensor, "batch queries heads"], counts: Int[Tensor, " batch"] | None
+    x: Float[Tensor, "batch queries heads"], valid_lengths: Int[Tensor, " batch"] | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """`x` of the first `counts` tokens of each row, and 0 for fillers, which change no state."""
-    if counts is None:
+    """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
+    if valid_lengths is None:
         return x
-    return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= counts[:, None])[..., None], 0)
+    return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)
 
 
 def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:

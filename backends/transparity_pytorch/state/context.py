@@ -9,9 +9,9 @@ from torch import Tensor
 
 from transparity_pytorch.positions import RotaryTables
 
-KnownMask = Literal["causal", "full", "some"]
-"""That a mask hides the future, or nothing, or shows each query some key, if the configuration alone tells: known while
-compiling, as values are not."""
+MaskKind = Literal["causal", "full", "some"]
+"""What the configuration alone tells of a mask: it hides the future, it hides nothing, or every query sees some key. A
+compiler needs it, because it has no values."""
 
 
 class LayerContext(NamedTuple):
@@ -23,19 +23,19 @@ class LayerContext(NamedTuple):
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
-    visible: Bool[Tensor, "batch queries"] | None = None
+    is_token: Bool[Tensor, "batch queries"] | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
-    counts: Int[Tensor, " batch"] | None = None
+    valid_lengths: Int[Tensor, " batch"] | None = None
     """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
     temperature: Float[Tensor, "#batch 1 queries 1"] | None = None
     """Factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
-    known: KnownMask | None = None
+    mask_kind: MaskKind | None = None
     """Of `mask`."""
     memory: Float[Tensor, "batch memory embed_dim"] | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Bool[Tensor, "#batch 1 1 memory"] | None = None
     """True where cross-attention may attend; None without cross-attention."""
-    memory_known: KnownMask | None = None
+    memory_mask_kind: MaskKind | None = None
     """Of `memory_mask`."""

@@ -60,7 +60,7 @@ def column_call(draw: Draw, folder: Path) -> str:
         lambda: forward.logits(tokens=TOKENS, attention_mask=wrong),
         lambda: forward.loss(wrong, tokens=TOKENS),
         lambda: forward.step(wrong),
-        lambda: forward.step(TOKENS, counts=wrong),
+        lambda: forward.step(TOKENS, valid_lengths=wrong),
         lambda: forward.step(TOKENS, source=wrong),
         lambda: forward.generate(wrong, 1),
         lambda: forward.generate(TOKENS, steps),

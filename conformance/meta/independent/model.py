@@ -195,7 +195,7 @@ class Model:
         keep, bias = own
         self.own, window = self.facts(i), self.window(i)
         if window is not None:
-            pieces = self.own.window_kind == "chunks"
+            pieces = self.own.window_kind == "chunked"
             keep = keep & (self.together if pieces else self.near)(where, keep.shape[-1], window)
         given = self.before(f"{at}.self_attention", x)
         if self.own.mixer == "attention":
@@ -258,15 +258,17 @@ class Model:
 
     def before(self, name: str, x: Tensor) -> Tensor:
         absent = name.endswith("self_attention") and not self.own.attention_norm
-        return x if self.c.norm_position in ("post", "branch") or absent else self.norm(f"{name}_norm", x, tap=True)
+        return (
+            x if self.c.norm_position in ("post", "post-branch") or absent else self.norm(f"{name}_norm", x, tap=True)
+        )
 
     def after(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         by = self.c.residual_multiplier
         if self.c.norm_position == "pre":
             return x + by * y
-        if self.c.norm_position == "branch":
+        if self.c.norm_position == "post-branch":
             return x + by * self.norm(f"{name}_norm", y, tap=True)
-        if self.c.norm_position == "both":
+        if self.c.norm_position == "sandwich":
             return x + by * self.norm(f"{name}_post_norm", y, tap=True)
         return self.norm(f"{name}_norm", x + by * y, tap=True)
 
@@ -320,7 +322,7 @@ class Model:
         scores = torch.softmax(wide, -1) if self.c.router_scores == "softmax" else 1 / (1 + torch.exp(-wide))
         _, best = torch.topk(self.ranked(at, scores), self.c.experts_per_token)
         weights = torch.gather(scores, -1, best)
-        if self.c.router_normalized:
+        if self.c.normalize_topk:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = (self.c.router_scale * weights).to(x.dtype)
         self.tap(f"{at}.router_chosen", torch.zeros_like(x[..., :1]).expand_as(logits).scatter(-1, best, 1.0))
@@ -335,11 +337,11 @@ class Model:
     def ranked(self, at: str, scores: Tensor) -> Tensor:
         """The numbers by which experts are chosen: lowest in groups that are not among the best."""
         c = self.c
-        scores = scores + self.p[f"{at}.router_correction"] if c.router_correction else scores
+        scores = scores + self.p[f"{at}.router_score_bias"] if c.router_score_bias else scores
         if c.router_groups == 1:
             return scores
         groups = scores.unflatten(-1, (c.router_groups, -1))
-        best = torch.topk(torch.topk(groups, 2).values.sum(-1), c.router_groups_chosen).indices
+        best = torch.topk(torch.topk(groups, 2).values.sum(-1), c.topk_groups).indices
         kept = torch.zeros(groups.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
         return torch.where(kept[..., None], groups, -torch.inf).flatten(-2)
 
@@ -364,7 +366,7 @@ class Model:
 
     def attend(self, at: str, x: Tensor, y: Any, keep: Tensor, where: Any, bias: Any, past: Any) -> Tensor:
         """`x` looks at `y`; `where`: the positions of `x`, for self-attention."""
-        given = self.low(at, "query", x) if self.c.query_rank else x
+        given = self.low(at, "query", x) if self.c.q_lora_rank else x
         query = self.tap(f"{at}.query", self.split(f"{at}.query", given, self.c.num_heads))
         query = self.placed(at, "query", query, where)
         query = query if where is None else self.sharpened(query, where)
@@ -395,16 +397,16 @@ class Model:
         read, write, v = (self.convolved(at, role, x, before, kept, real) for role in ("query", "key", "value"))
         read, write = (y.unflatten(-1, (c.recurrent_key_heads, -1)) for y in (read, write))
         v = v.unflatten(-1, (c.recurrent_heads, -1))
-        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.time_step_bias"], threshold=1e9)
+        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.dt_bias"], threshold=1e9)
         step = self.tap(f"{at}.time_step", self.bounded(step))
-        left = self.tap(f"{at}.log_decay", step * -self.p[f"{at}.log_rate"].exp()).exp()
+        left = self.tap(f"{at}.log_decay", step * -self.p[f"{at}.A_log"].exp()).exp()
         heads, kept["state"] = [], []
         for head, state in enumerate(before.get("state", [0.0] * c.recurrent_heads)):
             group, found = self.group(head), []
             for t in range(x.shape[1]):
                 added = step[:, t, head, None, None] * v[:, t, head, :, None] * write[:, t, group, None, :]
                 state = left[:, t, head, None, None] * state + added  # noqa: PLW2901 - it goes on
-                found.append((state * read[:, t, group, None, :]).sum(-1) + self.p[f"{at}.skip"][head] * v[:, t, head])
+                found.append((state * read[:, t, group, None, :]).sum(-1) + self.p[f"{at}.D"][head] * v[:, t, head])
             heads.append(torch.stack(found, 1))
             kept["state"].append(state)
         past[at] = kept
@@ -417,8 +419,8 @@ class Model:
 
     def bounded(self, step: Tensor) -> Tensor:
         """The time step within its limits."""
-        step = torch.maximum(step, torch.tensor(self.c.time_step_least, dtype=step.dtype))
-        most = self.c.time_step_most
+        step = torch.maximum(step, torch.tensor(self.c.time_step_min, dtype=step.dtype))
+        most = self.c.time_step_max
         return step if most is None else torch.minimum(step, torch.tensor(most, dtype=step.dtype))
 
     def gate(self, at: str, y: Tensor, x: Tensor) -> Tensor:
@@ -437,8 +439,8 @@ class Model:
         q, k = (y / (y.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
         for role, y in (("query", q), ("key", k)):
             self.tap(f"{at}.{role}_normalized", y.transpose(1, 2))
-        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.time_step_bias"], threshold=1e9)
-        decay = self.tap(f"{at}.log_decay", -step * self.p[f"{at}.log_rate"].exp())
+        step = F.softplus(self.dense(f"{at}.decay", x) + self.p[f"{at}.dt_bias"], threshold=1e9)
+        decay = self.tap(f"{at}.log_decay", -step * self.p[f"{at}.A_log"].exp())
         beta = self.tap(f"{at}.beta", torch.sigmoid(self.dense(f"{at}.beta", x)))
         shared = c.recurrent_heads // c.recurrent_key_heads
         q, k = (y.repeat_interleave(shared, 2) for y in (q, k))
@@ -483,7 +485,7 @@ class Model:
         return torch.cat([key, turned], -1), value
 
     def key_value(self, at: str, y: Tensor, where: Any) -> tuple[Tensor, Tensor]:
-        if self.c.key_value_rank:
+        if self.c.kv_lora_rank:
             key, value = self.of_latent(at, y)
             return self.placed(at, "key", self.tap(f"{at}.key", key), where), self.tap(f"{at}.value", value)
         key = self.tap(f"{at}.key", self.split(f"{at}.key", y, self.key_heads))
@@ -506,7 +508,7 @@ class Model:
             else:
                 x = self.tap(f"{at}.{role}_norm", self.rms(x, gain))
         if self.own.positions == "rotary" and where is not None:
-            first = self.head_dim - self.c.rotary_dim if self.c.key_value_rank else 0
+            first = self.head_dim - self.c.rotary_dim if self.c.kv_lora_rank else 0
             x = self.tap(f"{at}.{role}_rotated", torch.cat([x[..., :first], self.rotated(x[..., first:], where)], -1))
         return x
 

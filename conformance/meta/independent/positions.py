@@ -33,7 +33,7 @@ def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
         return plain / torch.tensor(c.rotary_long_factors if long else c.rotary_short_factors, dtype=torch.float64)
     if c.rotary_scaling == "yarn":
         return yarn(c, plain, width)
-    low, high, original = c.rotary_low_frequency, c.rotary_high_frequency, c.rotary_original_length
+    low, high, original = c.rotary_slow_turns, c.rotary_fast_turns, c.rotary_original_length
     wavelength = 2 * math.pi / plain
     smooth = (original / wavelength - low) / (high - low)
     between = (1 - smooth) * plain / c.rotary_factor + smooth * plain
@@ -48,7 +48,7 @@ def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
     def pair_with(turns: float) -> float:
         return width * math.log(c.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))
 
-    low, high = pair_with(c.rotary_high_frequency), pair_with(c.rotary_low_frequency)
+    low, high = pair_with(c.rotary_fast_turns), pair_with(c.rotary_slow_turns)
     if c.rotary_truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)

@@ -223,7 +223,7 @@ MERGED_BY_MEMBERS = (row("head-order", "merged by members", merge=_by_members),)
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, role = split(site)
     config = state.config
-    if config.key_value_rank and role == "key":
+    if config.kv_lora_rank and role == "key":
         own = config.projected_key_dim
         split_own = wrong(merge_heads(value[..., :own]), config.num_heads)
         return np.concatenate([split_own, value[..., own:]], axis=-1)

@@ -35,7 +35,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _choices(config: TransformerConfig) -> Iterator[Fault]:
     chosen = partial(fault, formula=_chosen)
     count, experts = config.experts_per_token, config.num_experts
-    available = experts // config.router_groups * config.router_groups_chosen
+    available = experts // config.router_groups * config.topk_groups
     counts = {"one": 1, "one fewer": count - 1, "one more": count + 1, "all": available}
     for number in dict.fromkeys(counts.values()):
         if 0 < number <= available and number != count:
@@ -45,19 +45,19 @@ def _choices(config: TransformerConfig) -> Iterator[Fault]:
     if count < experts:
         yield chosen("router-choice", "lowest", sign=-1)
         yield chosen("router-choice", "first", sign=0)
-    if config.router_correction:
+    if config.router_score_bias:
         yield chosen("router-correction", "missing", correction=0)
         yield chosen("router-correction", "subtracted", correction=-1)
-    if config.router_groups > config.router_groups_chosen:
-        yield chosen("router-groups", "ignored", router_groups_chosen=config.router_groups)
+    if config.router_groups > config.topk_groups:
+        yield chosen("router-groups", "ignored", topk_groups=config.router_groups)
         yield chosen("router-groups", "by the highest score", ranked=1)
 
 
 def _weights(config: TransformerConfig) -> Iterator[Fault]:
     weighted, right = partial(fault, formula=_weighted), config.router_scale
-    if not (config.router_normalized and config.experts_per_token == config.num_experts):
-        name = "missing" if config.router_normalized else "too much"
-        yield weighted("router-normalization", name, router_normalized=not config.router_normalized)
+    if not (config.normalize_topk and config.experts_per_token == config.num_experts):
+        name = "missing" if config.normalize_topk else "too much"
+        yield weighted("router-normalization", name, normalize_topk=not config.normalize_topk)
     yield weighted("router-weights", "missing", weights="one")
     yield weighted("router-weights", "equal", weights="equal")
     if config.router_scores == "softmax":
@@ -66,7 +66,7 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
     other = next(name for name in SCORES if name != config.router_scores)
     says = f"scores are the {other} of the router's logits, not the {config.router_scores}"
     yield weighted("router-scores", other, says=says, router_scores=other, also_patched=(ROUTER_CHOSEN,))
-    if config.router_correction:
+    if config.router_score_bias:
         yield weighted("router-correction", "in the weights", weights="corrected")
     for name, factor in SCALES.items() if right != 1 else ():
         yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
@@ -83,7 +83,7 @@ def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Val
     """The router's logits, their scores, and the correction if there is one."""
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
-    return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_correction")
+    return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
 
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
@@ -109,7 +109,7 @@ def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> 
     """The choice from groups that are ranked by as many of their highest scores as `ranked`."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
-    best = np.repeat(highest(ranks, config.router_groups_chosen), groups.shape[-1], axis=-1)
+    best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
     return highest(np.where(best == 1, scores, -np.inf), config.experts_per_token)
 
 

@@ -149,7 +149,7 @@ def _other_order(config: TransformerConfig) -> MaskOrder:
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
     own = own_config(config, site)
     if own.sliding_window is not None:
-        faults = _chunk_faults if own.window_kind == "chunks" else _sliding_faults
+        faults = _chunk_faults if own.window_kind == "chunked" else _sliding_faults
         yield from faults(own.sliding_window, causal=causal)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
@@ -167,7 +167,7 @@ def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
     yield _masked("window-missing", "missing", words={"which": "sliding window is"}, window=lambda m: None)
     if not causal:
         yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
-    yield _masked("window-kind", "chunks", words={"window": window}, window_kind=lambda m: "chunks")
+    yield _masked("window-kind", "chunked", words={"window": window}, window_kind=lambda m: "chunked")
 
 
 def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:

@@ -187,7 +187,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     if site.count(".") != 3:
         return []
     scope, name = site.rpartition(".")[::2]
-    kinds = ["norm"] + ["post_norm"] * (config.norm_position == "both")
+    kinds = ["norm"] + ["post_norm"] * (config.norm_position == "sandwich")
     normed = [sublayer for sublayer in sublayers(config, scope) if is_normed(config, f"{scope}.{sublayer}")]
     names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
     names = names[:1] if config.branches == "parallel-one-norm" else names

@@ -15,7 +15,7 @@ from transparity_conformance.oracle.undetermined import split
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if config.positions == "rotary" and not config.key_value_rank and split(site)[2] in ("query", "key"):
+    if config.positions == "rotary" and not config.kv_lora_rank and split(site)[2] in ("query", "key"):
         yield from _permuted_rows(config)
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
@@ -52,7 +52,7 @@ def _is_packed(config: TransformerConfig, site: str) -> bool:
     """Return whether the tap may come from packed queries, keys and values: in checkpoints of GPT-2, BLOOM, GPT-NeoX,
     Falcon and InternLM, and in every port with one projection for all three."""
     _, sublayer, tap = split(site)
-    is_plain = config.projection == "full" and not config.key_value_rank
+    is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in ROLES and is_plain
 
 

@@ -62,11 +62,11 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "self_attention.key_value_latent": ("key_value_latent_norm.",),
     "self_attention.key": ("key_rotary.",),
     "self_attention.weights": ("sinks",),
-    "feed_forward.router_chosen": ("router_correction",),
+    "feed_forward.router_chosen": ("router_score_bias",),
     "feed_forward.output": ("experts.", "shared_expert_gate."),
-    "recurrence.time_step": ("time_step_bias",),
-    "recurrence.log_decay": ("time_step_bias", "log_rate"),
-    "recurrence.context": ("skip",),
+    "recurrence.time_step": ("dt_bias",),
+    "recurrence.log_decay": ("dt_bias", "A_log"),
+    "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
 """What the names of a sublayer's other parameters begin with, by the taps at which they act."""

@@ -171,7 +171,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
     """Faults of the time step, which with the delta rule shows in the decay alone, and of the decay."""
-    bounded = own.time_step_least > 0 or own.time_step_most is not None
+    bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}
         yield from variants("time-step", steps, _step, "step")
@@ -214,14 +214,14 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     """The time step or, at its own tap, the decay, with other settings."""
     own, scope = own_config(state.config, site), _scope(site)
     x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
-    bias = state.parameters[f"{scope}.time_step_bias"]
-    bounded = partial(np.clip, a_min=own.time_step_least, a_max=own.time_step_most)
+    bias = state.parameters[f"{scope}.dt_bias"]
+    bounded = partial(np.clip, a_min=own.time_step_min, a_max=own.time_step_max)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
     if site.endswith("time_step"):
         return step.astype(value.dtype)
     step = state.taps.get(f"{scope}.time_step", step)
     decay = settings.get("decay", lambda rate, step: -np.exp(rate) * step)
-    return decay(state.parameters[f"{scope}.log_rate"], step).astype(value.dtype)
+    return decay(state.parameters[f"{scope}.A_log"], step).astype(value.dtype)
 
 
 def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -245,7 +245,7 @@ def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     corrects = is_delta and order != "no correction"
     read = _by_rule(order, query, key, values, kept, strength, corrects=corrects)
     if not is_delta:
-        skip = state.parameters[f"{scope}.skip"][:, None, None]
+        skip = state.parameters[f"{scope}.D"][:, None, None]
         read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
     return merge_heads(read).astype(value.dtype)
 

@@ -31,12 +31,12 @@ from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 
 def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
-    if config.norm_position == "both":
+    if config.norm_position == "sandwich":
         yield fault("norm-placement", "pre", fields={"norm_position": "pre"})
-    others = [place for place in ("pre", "post", "branch") if place != config.norm_position]
+    others = [place for place in ("pre", "post", "post-branch") if place != config.norm_position]
     is_usual = config.branches == "sequential" and all(own.attention_norm for own in config.layer_kinds.values())
     others = others if is_usual else []
-    for other in others[1:] if config.norm_position == "both" else others:
+    for other in others[1:] if config.norm_position == "sandwich" else others:
         description = f"norms are {PLACES[other]}, not {PLACES[config.norm_position]}"
         yield fault("norm-placement", other, says=description, fields={"norm_position": other})
         if config.final_norm:
@@ -50,8 +50,8 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
 PLACES = {
     "pre": "before the sublayers (pre-norm)",
     "post": "after the residual is added (post-norm)",
-    "both": "before and after the sublayers",
-    "branch": "after the sublayers, before the residual is added",
+    "sandwich": "before and after the sublayers",
+    "post-branch": "after the sublayers, before the residual is added",
 }
 """Places of norms in words."""
 
@@ -63,7 +63,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
             if name != config.activation:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
                 yield fault("activation", name, says=instead, formula=activated, function=function)
-        if config.norm_position in ("post", "branch"):
+        if config.norm_position in ("post", "post-branch"):
             yield fault("residual-source", "parallel", formula=activated, source=layer_input)
         if config.branches == "parallel-one-norm":
             behind = partial(_behind_attention, "self_attention_norm")
@@ -76,7 +76,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
         yield fault("residual-source", "sequential", patch=_normed_behind_attention)
-    elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "both"):
+    elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "sandwich"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
         yield fault("layer-missing", "skipped", patch=_skipped)
@@ -114,7 +114,7 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # the residual is that of both branches
-    if config.norm_position in ("pre", "both") and is_normed(config, site):
+    if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)

@@ -62,7 +62,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _rotates_heads(config: TransformerConfig, site: str) -> bool:
     """Return whether whole heads of a self-attention are rotated: of a latent's, values have another size."""
     own = own_config(config, site)
-    return split(site)[1] == "self_attention" and own.positions == "rotary" and own.key_value_rank is None
+    return split(site)[1] == "self_attention" and own.positions == "rotary" and own.kv_lora_rank is None
 
 
 def _turned_value(state: WalkState, site: str, value: Value) -> Value:
@@ -174,8 +174,8 @@ ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Queries or keys as `config` rotates them, but for `settings`."""
-    is_latent = config.key_value_rank is not None and not settings.get("first")
-    config = dataclasses.replace(config, query_rank=None, key_value_rank=None, value_head_dim=None)
+    is_latent = config.kv_lora_rank is not None and not settings.get("first")
+    config = dataclasses.replace(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
     fields = {
@@ -267,7 +267,7 @@ SCALINGS = (
     _scaling("llama3", LINEAR, rotary_scaling="llama3"),
     _scaling("llama3", YARN, says="angles are scaled as Llama 3.1's, not as YaRN's", rotary_scaling="llama3"),
     _scaling("max_length", BY_PARTS, rotary_original_length=lambda c: c.max_length),
-    _scaling("usual limits", YARN, rotary_high_frequency=32.0, rotary_low_frequency=1.0),
+    _scaling("usual limits", YARN, rotary_fast_turns=32.0, rotary_slow_turns=1.0),
     _factor("left out", lambda c: 1.0),
     _factor("twice", lambda c: c.rotary_attention_factor**2),
     _factor("divided", lambda c: 1 / c.rotary_attention_factor),
@@ -298,7 +298,7 @@ ROTATIONS = (
     ),
 )
 PLACES = (
-    row("rotary-part", "first", lambda c: bool(c.key_value_rank), first=True),
+    row("rotary-part", "first", lambda c: bool(c.kv_lora_rank), first=True),
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
 _shifted = partial(row, "rotary-position")

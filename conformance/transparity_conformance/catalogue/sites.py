@@ -79,7 +79,7 @@ def added(state: WalkState, x: Value, y: Value) -> Value:
     return add_residual(state.config, x, y)
 
 
-ENDS = {"both": "_post_norm", "branch": "_norm"}
+ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
 """What the last tap of a sublayer ends with, where that is a norm, by `norm_position`."""
 
 
@@ -121,7 +121,7 @@ def norm_input(state: WalkState, site: str) -> Value:
         return state.taps["encoder.output"]
     if name.endswith("_post"):
         return state.taps[output_of(config, f"{scope}.{name.removesuffix('_post')}")]
-    if config.norm_position == "branch":
+    if config.norm_position == "post-branch":
         return state.taps[output_of(config, f"{scope}.{name}")]
     x = stream(state, scope, name)
     return added(state, x, state.taps[output_of(config, f"{scope}.{name}")]) if config.norm_position == "post" else x
@@ -132,7 +132,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
-    if state.config.norm_position in ("post", "branch") or not is_normed(state.config, f"{scope}.{sublayer}"):
+    if state.config.norm_position in ("post", "post-branch") or not is_normed(state.config, f"{scope}.{sublayer}"):
         return stream(state, scope, sublayer)
     one_norm = state.config.branches == "parallel-one-norm"
     return state.taps[f"{scope}.{'self_attention' if one_norm else sublayer}_norm"]

@@ -41,7 +41,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     # What goes by its place among the heads, or among a head's features, stays there.
     grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
-    stay = grouped or config.positions == "alibi" or config.key_value_rank is not None
+    stay = grouped or config.positions == "alibi" or config.kv_lora_rank is not None
     heads = np.arange(config.num_heads) if stay else heads
     within = random.permutation(config.head_dim)
     within = np.arange(config.head_dim) if turned else within
@@ -87,7 +87,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
     """Patterns of names with the rows and columns of these parameters; the first that is found in a name holds."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
-    latents = "query_latent|key_value_latent|key_rotary" + ("" if config.query_rank else "|query")
+    latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
     return (
         # The features of these parts stay where they are; the model's own are permuted.
         (r"\.recurrence\..*\boutput\.", "model", ""),
@@ -103,7 +103,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
                 (rf"\.self_attention\.({latents})\.", "", "model"),
                 (r"\.self_attention\.", "", ""),
             )
-            if config.key_value_rank
+            if config.kv_lora_rank
             else ()
         ),
         (r"second_convolution\.", "model", ""),
@@ -127,7 +127,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
     """A tap of the permuted model with its features where they belong."""
     leaf = name.rpartition(".")[2]
-    is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.key_value_rank else ()))
+    is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.kv_lora_rank else ()))
     stays = any(part in name for part in is_inside) and (leaf != "output" or "router" in name)
     stays |= leaf == "logits" and (config.has_pooler or config.head in ("logits", "classes"))
     stays |= leaf == "hidden" and value.shape[-1] != config.feed_forward_dim

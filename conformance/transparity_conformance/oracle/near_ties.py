@@ -50,7 +50,7 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
         stack, _, layer = tap.split(".")[:3]
         scope, own = tap.removesuffix(ROUTER_CHOSEN), config.for_layer(stack, int(layer))
         logits, margin = taps[f"{scope}router_logits"], 2 * budget(f"{scope}router_logits")
-        tied = _tied(own, logits, parameters.get(f"{scope}router_correction"), taps[tap] != 0, margin)
+        tied = _tied(own, logits, parameters.get(f"{scope}router_score_bias"), taps[tap] != 0, margin)
         if tied.any():
             found[tap] = tied
     return found
@@ -67,7 +67,7 @@ def _tied(
         return _around(scores, chosen, margin)
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
-    last = np.sort(sums, axis=-1)[..., -config.router_groups_chosen, None]
+    last = np.sort(sums, axis=-1)[..., -config.topk_groups, None]
     within = np.repeat(sums >= last, groups.shape[-1], axis=-1)
     between = np.repeat(_around(sums, sums >= last, 2 * margin), groups.shape[-1], axis=-1)
     return between | _around(np.where(within, scores, -np.inf), chosen, margin)

@@ -149,9 +149,9 @@ def probe_parameters(
         value = random.normal(size=shape)
         if name.endswith("running_var"):
             value = np.exp(value * WEIGHT_SPREAD)
-        elif name.endswith("log_rate"):
+        elif name.endswith("A_log"):
             value = np.log(DECAY_RATE) + WEIGHT_SPREAD * value
-        elif name.endswith(("gated_norm.weight", ".skip")):
+        elif name.endswith(("gated_norm.weight", ".D")):
             value = 1 + WEIGHT_SPREAD * value
         elif name.endswith("norm.weight"):
             value = (config.norm_gain == "weight") + WEIGHT_SPREAD * value
@@ -159,7 +159,7 @@ def probe_parameters(
                 value = _heated(config, value, spread)
         elif name.endswith(("relative_bias.weight", ".sinks")):
             pass  # added to scores, which spread as much
-        elif name.endswith(("bias", "running_mean", "router_correction")):
+        elif name.endswith(("bias", "running_mean", "router_score_bias")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
         elif name.endswith(("patch_projection.weight", "second_convolution.weight")):
             value = value * embedding / shape[1] ** 0.5

@@ -14,15 +14,15 @@ from transparity_conformance.oracle.oracle import Arrays
 HELD_BY = {
     "families.taps_and_logits": (
         *("patch_size", "image_channels", "class_token", "patch_bias", "mel_bins", "num_frames", "encoder_positions"),
-        *("convolution_bias", "recurrent_bias", "time_step_least", "time_step_most"),
-        *("query_rank", "key_value_rank", "value_head_dim"),
+        *("convolution_bias", "recurrent_bias", "time_step_min", "time_step_max"),
+        *("q_lora_rank", "kv_lora_rank", "value_head_dim"),
     ),
     "recurrence.steps": (
         *("mixer", "recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim"),
         "convolution_width",
     ),
     "normalization.batch_training": ("norm_momentum",),
-    "positions.rotary_frequencies": ("rotary_low_frequency", "rotary_high_frequency"),
+    "positions.rotary_frequencies": ("rotary_slow_turns", "rotary_fast_turns"),
     "dropout.gradients_with_shared_masks": ("dropout", "dropout_at"),
     "generation.greedy": ("bos_id",),
     "generation.stops_at_end_token": ("eos_id",),
@@ -43,7 +43,7 @@ SIZES = {
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "router_groups": lambda given: given["num_experts"] == 4 and given["experts_per_token"] <= 2,
-    "router_groups_chosen": lambda given: given.get("router_groups") == 2,
+    "topk_groups": lambda given: given.get("router_groups") == 2,
     "sinusoidal_timescales": lambda given: given["positions"] == "sinusoidal" and given["embed_dim"] >= 4,
     "position_count": lambda given: given["position_offset"] > 0,
     "branches": lambda given: given["architecture"] != "encoder-decoder" and given.get("norm_position") == "pre",
@@ -136,7 +136,7 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
     tried |= {"attention_norm": (False,)} if given.get("attention_norm") else {}
     tried |= {"query_temperature": (0.0, 0.4)}
     if given["sliding_window"] is not None:
-        tried |= {"sliding_window": (None, 2), "window_kind": ("sliding", "chunks")}
+        tried |= {"sliding_window": (None, 2), "window_kind": ("sliding", "chunked")}
     chosen = draw(st.lists(st.sampled_from(sorted(tried)), min_size=1, unique=True))
     overrides = {name: draw(st.sampled_from(tried[name])) for name in chosen}
     types = draw(st.sampled_from((("one", "other"), ("other", "one", "one"))))

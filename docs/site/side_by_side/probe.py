@@ -90,7 +90,7 @@ def models() -> dict[str, TransformerConfig]:
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
         sizes |= {"rotary_dim": 2} if name in ("phi3", "deepseek", "qwen3-next") else {}
-        sizes |= {"num_key_value_heads": None} if CASES[name].key_value_rank else {}
+        sizes |= {"num_key_value_heads": None} if CASES[name].kv_lora_rank else {}
         sizes |= MAMBA2 if name == "mamba2" else {}
         found[name] = CASES[name].with_sizes(**sizes, **_vocabulary(CASES[name]))
     batch = dataclasses.replace(translation, norm="batch")

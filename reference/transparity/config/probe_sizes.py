@@ -35,9 +35,9 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"attention_head_dim": None if config.attention_dim == config.embed_dim else 10}
     if config.rotary_dim:
         sizes |= {"rotary_dim": None if config.rotary_dim == config.head_dim else 4}
-    if config.key_value_rank:
-        sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "key_value_rank": 9, "num_key_value_heads": None}
-        sizes |= {"query_rank": config.query_rank and 7, "value_head_dim": config.value_head_dim and 6}
+    if config.kv_lora_rank:
+        sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "kv_lora_rank": 9, "num_key_value_heads": None}
+        sizes |= {"q_lora_rank": config.q_lora_rank and 7, "value_head_dim": config.value_head_dim and 6}
     if config.reads_pixels:  # three patches a side
         sizes |= {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}
     if config.reads_frames:  # a length unlike the target's
@@ -95,8 +95,8 @@ def _router_sizes(config: Any) -> dict[str, Any]:
     if not count:
         return {}
     if config.router_groups > 1:  # three of two experts each
-        groups = 3 if config.router_groups_chosen == config.router_groups else min(config.router_groups_chosen, 2)
-        sizes = {"num_experts": 6, "router_groups": 3, "router_groups_chosen": groups}
+        groups = 3 if config.topk_groups == config.router_groups else min(config.topk_groups, 2)
+        sizes = {"num_experts": 6, "router_groups": 3, "topk_groups": groups}
         return sizes | {"experts_per_token": min(chosen, 2)}
     small = min(count, OVERRIDDEN["num_experts"])
     sizes = {"experts_per_token": small if chosen == count else min(chosen, 2, small)}

@@ -28,13 +28,13 @@ Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
 RouterScores = Literal["softmax", "sigmoid"]
 NormKind = Literal["layer", "layer-unbiased", "batch", "rms"]
 NormGain = Literal["weight", "one-plus-weight"]
-NormPosition = Literal["pre", "post", "both", "branch"]
+NormPosition = Literal["pre", "post", "sandwich", "post-branch"]
 Branches = Literal["sequential", "parallel", "parallel-one-norm"]
 QueryKeyNormOver = Literal["head", "projection"]
 Projection = Literal["full", "shared-per-head"]
 AttentionScale = Literal["head_dim", "embed_dim", "none"]
 MaskOrder = Literal["before-scale", "after-scale"]
-WindowKind = Literal["sliding", "chunks"]
+WindowKind = Literal["sliding", "chunked"]
 Mixer = Literal["attention", "gated-delta", "state-space"]
 TargetMask = Literal["causal", "causal-and-padding"]
 Padding = Literal["token", "attention-mask"]
@@ -127,15 +127,15 @@ class TransformerConfig:
     (DeepSeek-V3)."""
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
-    router_correction: bool = False
+    router_score_bias: bool = False
     """Whether a bias is added to the scores where experts are chosen, and not where they are weighted (Wang et al.
     2024); no gradient reaches it."""
     router_groups: int = whole(1, 1, 2)
     """Groups of consecutive experts, of which experts are chosen from the best: by the sum of its two highest scores
     (DeepSeek-V3)."""
-    router_groups_chosen: int = whole(1, 1, 2)
+    topk_groups: int = whole(1, 1, 2)
     """The groups that experts of a token are chosen from."""
-    router_normalized: bool = True
+    normalize_topk: bool = True
     """Weights of the chosen experts are their scores divided by the sum of these (with `softmax` the same as a softmax
     over the chosen alone), else the scores as they are."""
     router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
@@ -162,8 +162,8 @@ class TransformerConfig:
     norm_momentum: float = number(0.1, SHARE)
     """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
     norm_position: NormPosition = "post"
-    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `both`: x + norm(f(norm(x))) (Gemma 2).
-    `branch`: x + norm(f(x)) (OLMo 2)."""
+    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x + norm(f(norm(x))) (Gemma 2).
+    `post-branch`: x + norm(f(x)) (OLMo 2)."""
     branches: Branches = "sequential"
     """`sequential`: the feed-forward reads the stream behind the attention. `parallel`: both read the layer's input,
     x + attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: through
@@ -189,15 +189,15 @@ class TransformerConfig:
     scores of a query alike, so that no weight depends on it."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
-    query_rank: int | None = None
+    q_lora_rank: int | None = None
     """Features of a latent that queries are projected from, which is normalised by an RMS norm; None: queries are
-    projected from the stream. Only with `key_value_rank`."""
-    key_value_rank: int | None = None
+    projected from the stream. Only with `kv_lora_rank`."""
+    kv_lora_rank: int | None = None
     """Features of a latent that keys and values are projected from, which is normalised by an RMS norm; the last
     `rotary_dim` features of each head of the keys are projected from the stream, for all heads at once, and they alone
     are rotated (latent attention, DeepSeek-V2). None: keys and values are projected from the stream."""
     value_head_dim: int | None = None
-    """Features of a head of the values; None: as many as of keys. Only with `key_value_rank`."""
+    """Features of a head of the values; None: as many as of keys. Only with `kv_lora_rank`."""
     query_key_norm: bool = False
     """Normalise queries and keys by an RMS norm (Qwen 3)."""
     query_key_norm_over: QueryKeyNormOver = "head"
@@ -215,7 +215,7 @@ class TransformerConfig:
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
     window_kind: WindowKind = "sliding"
-    """`sliding`: the window is around each position. `chunks`: the sequence is cut into pieces of `sliding_window`
+    """`sliding`: the window is around each position. `chunked`: the sequence is cut into pieces of `sliding_window`
     positions from its begin on, and a position attends only to those of its own piece (Llama 4)."""
     query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
     """Queries of self-attention are multiplied by 1 + query_temperature · ln(1 + ⌊(position + query_temperature_first)
@@ -261,9 +261,9 @@ class TransformerConfig:
     """Whether these convolutions have biases (Mamba-2)."""
     recurrent_bias: bool = False
     """Whether its linear maps have biases."""
-    time_step_least: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
+    time_step_min: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
     """Bound, from below, of the time step by which its state decays (`time_step_limit` of Mamba-2)."""
-    time_step_most: float | None = number(None, POSITIVE, None, 0.8)
+    time_step_max: float | None = number(None, POSITIVE, None, 0.8)
     """Bound of the time step from above; None: no bound."""
 
     # Layers that differ
@@ -308,9 +308,9 @@ class TransformerConfig:
     `rotary_original_length` (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Divisor of scaled positions."""
-    rotary_low_frequency: float = number(1.0, POSITIVE)
+    rotary_slow_turns: float = number(1.0, POSITIVE)
     """Slow angles make fewer turns than this in `rotary_original_length`."""
-    rotary_high_frequency: float = number(4.0, POSITIVE)
+    rotary_fast_turns: float = number(4.0, POSITIVE)
     """Fast angles make more turns than this in `rotary_original_length`."""
     rotary_original_length: int = whole(8192, 8, 64, 3)
     """The longest sequence, in tokens, before positions were scaled."""
@@ -550,7 +550,7 @@ class TransformerConfig:
     @property
     def projected_key_dim(self) -> int:
         """Features of a head of the keys that are projected for each head: all, or those that are not rotated."""
-        return self.head_dim - (self.rotated_dim if self.key_value_rank else 0)
+        return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property
     def rotated_dim(self) -> int:

@@ -205,12 +205,12 @@ def _check_heads(config: Any) -> None:
 
 def _check_latent(config: Any) -> None:
     """Check low-rank queries, keys and values."""
-    alone = [name for name in ("query_rank", "value_head_dim") if getattr(config, name) is not None]
-    if config.key_value_rank is None:
+    alone = [name for name in ("q_lora_rank", "value_head_dim") if getattr(config, name) is not None]
+    if config.kv_lora_rank is None:
         if alone:
             raise ConfigError(
                 f"{alone[0]} is {getattr(config, alone[0])}, which only latent attention has: with a "
-                "key_value_rank it would be right."
+                "kv_lora_rank it would be right."
             )
         return
     needed: dict[str, Any] = {"positions": "rotary", "projection": "full", "qkv_bias": False, "query_key_norm": False}
@@ -218,7 +218,7 @@ def _check_latent(config: Any) -> None:
     is_cut = config.rotary_dim is not None and config.rotary_dim < config.head_dim
     if found or not is_cut or config.key_value_heads != config.num_heads or config.architecture == "encoder-decoder":
         raise ConfigError(
-            f"key_value_rank is {config.key_value_rank}, but latent attention is that of a lone stack with rotary "
+            f"kv_lora_rank is {config.kv_lora_rank}, but latent attention is that of a lone stack with rotary "
             "positions of a part of each head (rotary_dim), a full projection, as many key-value heads as heads, and "
             "neither qkv_bias nor query_key_norm: such a configuration would be right."
         )
@@ -233,10 +233,10 @@ def _check_recurrence(config: Any) -> None:
             f"recurrent_key_heads is {config.recurrent_key_heads}, which does not divide the {config.recurrent_heads} "
             "heads (recurrent_heads) evenly; a divisor of it would be right."
         )
-    if config.time_step_most is not None and config.time_step_least > config.time_step_most:
+    if config.time_step_max is not None and config.time_step_min > config.time_step_max:
         raise ConfigError(
-            f"time_step_least is {config.time_step_least}; it should be at most {config.time_step_most}, which is "
-            "time_step_most."
+            f"time_step_min is {config.time_step_min}; it should be at most {config.time_step_max}, which is "
+            "time_step_max."
         )
     needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
@@ -280,10 +280,10 @@ def _check_positions(config: Any) -> None:
 
 
 def _check_scaling(config: Any) -> None:
-    if not config.rotary_low_frequency < config.rotary_high_frequency:
+    if not config.rotary_slow_turns < config.rotary_fast_turns:
         raise ConfigError(
-            f"rotary_low_frequency is {config.rotary_low_frequency}; it should be less than rotary_high_frequency, "
-            f"{config.rotary_high_frequency}."
+            f"rotary_slow_turns is {config.rotary_slow_turns}; it should be less than rotary_fast_turns, "
+            f"{config.rotary_fast_turns}."
         )
     if config.positions != "rotary":
         return
@@ -322,12 +322,12 @@ def _check_router(config: Any) -> None:
     experts, groups = config.num_experts, config.router_groups
     if not experts:
         return
-    if config.router_groups_chosen > groups or experts % groups or (groups > 1 and experts // groups < 2):
+    if config.topk_groups > groups or experts % groups or (groups > 1 and experts // groups < 2):
         raise ConfigError(
-            f"router_groups is {groups} and router_groups_chosen {config.router_groups_chosen}, for {experts} experts "
+            f"router_groups is {groups} and topk_groups {config.topk_groups}, for {experts} experts "
             "(num_experts): groups should divide them evenly into two at least, and no more be chosen than there are."
         )
-    open_to_choice = experts // groups * config.router_groups_chosen
+    open_to_choice = experts // groups * config.topk_groups
     if config.experts_per_token > open_to_choice:
         raise ConfigError(
             f"experts_per_token is {config.experts_per_token}, but the router has {open_to_choice} experts to choose "

@@ -34,9 +34,9 @@ def prefill(
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
-        visible = visible_keys(source, config.pad_id, attention_mask)
-        cache["memory_mask"] = padding_mask(visible)
-        memory = encoder(config, tree["encoder"], source, visible)
+        is_token = visible_keys(source, config.pad_id, attention_mask)
+        cache["memory_mask"] = padding_mask(is_token)
+        memory = encoder(config, tree["encoder"], source, is_token)
         for i in range(config.num_decoder_layers):
             layer = tree["decoder"]["layers"][str(i)]
             cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory)
@@ -49,7 +49,7 @@ def step(
     tokens: Int[Array, "batch queries"],
     cache: Cache,
     *,
-    counts: Int[Array, " batch"] | None = None,
+    valid_lengths: Int[Array, " batch"] | None = None,
     attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
     index: Int[Array, " batch"] | None = None,
     tap: Tap = identity,
@@ -59,18 +59,23 @@ def step(
     Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
 
     Args:
-        counts: Number of valid tokens in each row; None: all. The rest are fillers, which no token sees and the next
-            step overwrites.
+        valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
+            next step overwrites them.
         attention_mask: 0 at padding of the tokens.
         index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
     """
     tree = nest(shared(config, parameters))
     positions = next_positions(cache, tokens.shape[1])
-    visible = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
+    is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
     scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    given: dict[str, Any] = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "counts": counts}
-    x = decoder(config, tree["decoder"], tokens, visible, scope, **given)
-    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if counts is None else counts)
+    given: dict[str, Any] = {
+        "positions": positions,
+        "memory_mask": memory_mask,
+        "cache": layers,
+        "valid_lengths": valid_lengths,
+    }
+    x = decoder(config, tree["decoder"], tokens, is_token, scope, **given)
+    cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else np.take_along_axis(x, index[:, None, None], axis=1)
     return tap("logits", head(config, tree, x))
 
@@ -100,9 +105,9 @@ def next_logits(
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
     if cache is not None:
-        counts = lengths - cache["lengths"]
+        valid_lengths = lengths - cache["lengths"]
         chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)
-        return step(config, parameters, chunk, cache, counts=counts, index=counts - 1)[:, 0]
+        return step(config, parameters, chunk, cache, valid_lengths=valid_lengths, index=valid_lengths - 1)[:, 0]
     rows = np.arange(len(tokens))
     begin = np.maximum(lengths - config.max_length, 0)
     window = begin[:, None] + np.arange(min(config.max_length, lengths.max()))

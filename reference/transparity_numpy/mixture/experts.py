@@ -30,7 +30,7 @@ def best_groups(
 ) -> Inexact[Array, "*batch experts"]:
     """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
-    best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.router_groups_chosen)
+    best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
 
 
@@ -49,10 +49,10 @@ def choose(
 def router_weights(
     config: TransformerConfig, scores: Inexact[Array, "*batch experts"], chosen: Inexact[Array, "*batch experts"]
 ) -> Inexact[Array, "*batch experts"]:
-    """Scores of the chosen experts, divided by their sum if `router_normalized`, times `router_scale`; 0 for the
+    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
     others."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
-    if config.router_normalized:
+    if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return weights * weights.dtype.type(config.router_scale)
 
@@ -80,7 +80,7 @@ def mixture_of_experts(
     """
     logits = tap("router_logits", linear(parameters["router"], x))
     scores = SCORES[config.router_scores](upcast(logits))
-    chosen = tap(ROUTER_CHOSEN, choose(config, scores, parameters.get("router_correction")).astype(x.real.dtype))
+    chosen = tap(ROUTER_CHOSEN, choose(config, scores, parameters.get("router_score_bias")).astype(x.real.dtype))
     weights = tap("router_weights", router_weights(config, scores, chosen).astype(logits.dtype))
     y = np.zeros_like(x)
     for expert in range(config.num_experts):

@@ -47,8 +47,8 @@ def time_step(
     config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "batch length embed_dim"]
 ) -> Inexact[Array, "batch length heads"]:
     """softplus(x Wᵀ + b), within bounds: the time that the state decays for (Gu and Dao 2024, §3.6)."""
-    step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["time_step_bias"]))
-    least, most = config.time_step_least, config.time_step_most
+    step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["dt_bias"]))
+    least, most = config.time_step_min, config.time_step_max
     within = (step.real >= least) & (most is None or step.real <= most)
     return np.where(within, step, np.clip(step.real, least, most))
 
@@ -56,8 +56,8 @@ def time_step(
 def log_decay(
     parameters: Mapping[str, Any], step: Inexact[Array, "batch length heads"]
 ) -> Inexact[Array, "batch length heads"]:
-    """Logarithm of the share of the state that stays: −exp(log_rate) · the time step (Gu and Dao 2024)."""
-    return -np.exp(upcast(parameters["log_rate"])) * step
+    """Logarithm of the share of the state that stays: −exp(A_log) · the time step (Gu and Dao 2024)."""
+    return -np.exp(upcast(parameters["A_log"])) * step
 
 
 def gated_delta_rule(
@@ -117,7 +117,7 @@ def gated_norm(
 
 def unpadded(x: Inexact[Array, "*batch features"], context: LayerContext) -> Inexact[Array, "*batch features"]:
     """`x` with zeros for padding, where it is masked."""
-    return x if context.visible is None else x * context.visible[..., None].astype(x.real.dtype)
+    return x if context.is_token is None else x * context.is_token[..., None].astype(x.real.dtype)
 
 
 def convolve(
@@ -133,7 +133,7 @@ def convolve(
     x, kernel = linear(parameters[name], x), parameters[f"{name}_convolution"]
     before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:
-        before = update_inputs(cache, name, x, context.counts)
+        before = update_inputs(cache, name, x, context.valid_lengths)
     y = silu(causal_convolution(kernel["weight"], x, before, kernel.get("bias")))
     return tap(f"{name}_convolved", unpadded(y, context) if config.mixer == "state-space" else y)
 
@@ -155,7 +155,7 @@ def rates(
         strength = step = tap("time_step", as_precise_as(x, step))
     decay = tap("log_decay", log_decay(parameters, step))
     if cache is not None:
-        decay, strength = held_tokens(decay, context.counts), held_tokens(strength, context.counts)
+        decay, strength = held_tokens(decay, context.valid_lengths), held_tokens(strength, context.valid_lengths)
     return upcast(decay.swapaxes(1, 2)), upcast(strength.swapaxes(1, 2))
 
 
@@ -188,7 +188,7 @@ def recurrence(
     rule = gated_delta_rule if is_delta else state_space_rule
     read, state = rule(query, key, value, decay, strength, state)
     if not is_delta:
-        read = read + upcast(parameters["skip"])[:, None, None] * value
+        read = read + upcast(parameters["D"])[:, None, None] * value
     if cache is not None:
         update_state(cache, state)
     read = tap("context", as_precise_as(x, merge_heads(read)))

@@ -19,9 +19,9 @@ class LayerContext(NamedTuple):
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
-    visible: Bool[Array, "batch queries"] | None = None
+    is_token: Bool[Array, "batch queries"] | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
-    counts: Int[Array, " batch"] | None = None
+    valid_lengths: Int[Array, " batch"] | None = None
     """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
     temperature: Inexact[Array, "#batch 1 queries 1"] | None = None
     """Factor of the queries of self-attention."""

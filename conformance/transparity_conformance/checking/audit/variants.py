@@ -60,7 +60,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
     # the fastest angle makes 13 / 2π turns in the original length: between the two, so that each of them shows
-    llama3 = {"rotary_factor": 3.0, "rotary_low_frequency": 1.5, "rotary_high_frequency": 2.5}
+    llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
     yield {"num_key_value_heads": 1 if config.key_value_heads > 1 else config.num_heads}

@@ -37,7 +37,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
         "rotary_dim": turned,
         "attention_head_dim": turned + as_whole(fields, "qk_nope_head_dim"),
         "attention_multiplier": _multiplier(fields),
-        "query_rank": None if fields["q_lora_rank"] is None else as_whole(fields, "q_lora_rank"),
+        "q_lora_rank": None if fields["q_lora_rank"] is None else as_whole(fields, "q_lora_rank"),
     }
 
 
@@ -63,7 +63,7 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
     return rope | {
         "rope_interleave": config.rope_layout == "interleaved",
         "num_key_value_heads": config.num_heads,
-        "q_lora_rank": config.query_rank,
+        "q_lora_rank": config.q_lora_rank,
         "qk_rope_head_dim": config.rotated_dim,
         "qk_nope_head_dim": config.projected_key_dim,
     }
@@ -115,10 +115,10 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 def _packed(config: TransformerConfig) -> Table:
     """The projections of queries, which have another name without a latent, and of keys and values."""
-    low = config.key_value_rank or 0
+    low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}
-    query = "q_proj" if config.query_rank is None else "q_b_proj"
+    query = "q_proj" if config.q_lora_rank is None else "q_b_proj"
     return {
         f"layers.{{i}}.self_attn.{query}.weight": f"{ATTENTION}.query.weight",
         "layers.{i}.self_attn.kv_a_proj_with_mqa.weight": stacked(down),
@@ -137,7 +137,7 @@ DEEPSEEK_V3 = PLAIN.variant(
         | {"mscale": 1.0, "mscale_all_dim": 1.0}
     }
     | {"bos_token_id": 1, "eos_token_id": 2},
-    always=NO_BIAS | {"router_scores": "sigmoid", "router_correction": True},
+    always=NO_BIAS | {"router_scores": "sigmoid", "router_score_bias": True},
     rows=(
         rope(
             *(_attention, _write_attention),
@@ -147,7 +147,7 @@ DEEPSEEK_V3 = PLAIN.variant(
             qk_rope_head_dim=64,
             qk_nope_head_dim=128,
         ),
-        whole("kv_lora_rank", "key_value_rank", 512),
+        whole("kv_lora_rank", "kv_lora_rank", 512),
         whole("v_head_dim", "value_head_dim", 128, written="value_dim"),
         derived(
             *(_experts, _write_experts),
@@ -159,8 +159,8 @@ DEEPSEEK_V3 = PLAIN.variant(
         ),
         whole("num_experts_per_tok", "experts_per_token", 8),
         whole("n_group", "router_groups", 8),
-        whole("topk_group", "router_groups_chosen", 4),
-        flag("norm_topk_prob", "router_normalized", True),
+        whole("topk_group", "topk_groups", 4),
+        flag("norm_topk_prob", "normalize_topk", True),
         number("routed_scaling_factor", "router_scale", 2.5),
         tokens(bos=0, eos=1),
     ),
@@ -183,7 +183,7 @@ DEEPSEEK_V3 = PLAIN.variant(
             },
             *("layers.{i}.self_attn", ATTENTION),
         ),
-        "layers.{i}.mlp.gate.e_score_correction_bias": f"{FEED}.router_correction",
+        "layers.{i}.mlp.gate.e_score_correction_bias": f"{FEED}.router_score_bias",
         **linears(GATED, "layers.{i}.mlp.shared_experts", f"{FEED}.shared_expert"),
     },
     packed=_packed,

@@ -70,7 +70,7 @@ def _scalar(multiplier: float) -> float:
 GEMMA2 = GEMMA.variant(
     model="Gemma2ForCausalLM",
     example=WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
-    always={"norm_position": "both", "attention_scale": "none"},
+    always={"norm_position": "sandwich", "attention_scale": "none"},
     rows=(
         rename("attn_logit_softcapping", "attention_softcap", 50.0),
         rename("final_logit_softcapping", "final_softcap", 30.0),

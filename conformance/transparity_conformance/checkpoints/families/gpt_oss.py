@@ -63,7 +63,7 @@ GPT_OSS = PLAIN.variant(
     | {"num_hidden_layers": 3, "sliding_window": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
     | {"rope_theta": 150_000.0},
     always={"activation": "gelu-quick", "up_offset": 1.0, "feed_forward_bias": True, "attention_sinks": True}
-    | {"router_bias": True, "router_normalized": True},
+    | {"router_bias": True, "normalize_topk": True},
     rows=(
         rename("num_local_experts", "num_experts", 128),
         rename("num_experts_per_tok", "experts_per_token", 4),

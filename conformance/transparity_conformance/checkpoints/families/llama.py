@@ -144,7 +144,7 @@ OVER_PROJECTION = {"query_key_norm": True, "query_key_norm_over": "projection"}
 OLMO2 = PLAIN.variant(
     model="Olmo2ForCausalLM",
     example=EXAMPLE,
-    always=OVER_PROJECTION | {"norm_position": "branch"},
+    always=OVER_PROJECTION | {"norm_position": "post-branch"},
     rows=(tokens(pad=1, bos=None, eos=50_279),),
     defaults={"rms_norm_eps": 1e-5},
     names={

@@ -44,13 +44,13 @@ def _limits(fields: Fields) -> dict[str, Any]:
     most = LARGEST if most == {"__float__": "Infinity"} else most
     if not is_number(least) or not is_number(most) or not 0 <= least <= most:
         raise wrong("time_step_limit", given, "two numbers of at least 0, the second not less than the first")
-    return {"time_step_least": float(least), "time_step_most": None if most >= LARGEST else float(most)}
+    return {"time_step_min": float(least), "time_step_max": None if most >= LARGEST else float(most)}
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
     """`chunk_size` changes rounding alone: a power of two of which a long sequence has several."""
     return {
-        "time_step_limit": [config.time_step_least, config.time_step_most or LARGEST],
+        "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),
     }
 
@@ -107,9 +107,9 @@ MAMBA2 = Family(
         "norm_f.weight": "decoder.final_norm.weight",
         "lm_head.weight": "head.weight",
         "layers.{i}.norm.weight": f"{LAYER}.self_attention_norm.weight",
-        "layers.{i}.mixer.A_log": f"{RECURRENCE}.log_rate",
-        "layers.{i}.mixer.D": f"{RECURRENCE}.skip",
-        "layers.{i}.mixer.dt_bias": f"{RECURRENCE}.time_step_bias",
+        "layers.{i}.mixer.A_log": f"{RECURRENCE}.A_log",
+        "layers.{i}.mixer.D": f"{RECURRENCE}.D",
+        "layers.{i}.mixer.dt_bias": f"{RECURRENCE}.dt_bias",
         "layers.{i}.mixer.norm.weight": f"{RECURRENCE}.gated_norm.weight",
         **linears({"layers.{i}.mixer.out_proj": f"{RECURRENCE}.output"}),
     },

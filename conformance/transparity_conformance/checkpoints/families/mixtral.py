@@ -29,7 +29,7 @@ UNNEEDED = ("attention_dropout", "output_router_logits", "router_aux_loss_coef",
 MIXTRAL = MISTRAL.variant(
     model="MixtralForCausalLM",
     example=EXAMPLE | {"sliding_window": 5, "num_local_experts": 5},
-    always={"router_normalized": True},
+    always={"normalize_topk": True},
     rows=(
         rename("num_local_experts", "num_experts", 8),
         rename("num_experts_per_tok", "experts_per_token", 2),
@@ -54,7 +54,7 @@ NAMES_WITH_EXPERTS: Table = {
 EXPERTS, DENSE = "experts", "dense"
 """Kinds of layers."""
 
-ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_prob", "router_normalized", False))
+ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_prob", "normalize_topk", False))
 
 
 def _count(fields: Fields) -> int:

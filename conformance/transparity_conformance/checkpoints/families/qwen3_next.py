@@ -128,8 +128,8 @@ QWEN3_NEXT = PLAIN.variant(
     unneeded=UNNEEDED,
     names={
         **without({**NAMES_WITH_EXPERTS, **SHARED_EXPERT}, ".q_proj."),
-        "layers.{i}.linear_attn.A_log": f"{RECURRENCE}.log_rate",
-        "layers.{i}.linear_attn.dt_bias": f"{RECURRENCE}.time_step_bias",
+        "layers.{i}.linear_attn.A_log": f"{RECURRENCE}.A_log",
+        "layers.{i}.linear_attn.dt_bias": f"{RECURRENCE}.dt_bias",
         "layers.{i}.linear_attn.norm.weight": f"{RECURRENCE}.gated_norm.weight",
         "layers.{i}.linear_attn.out_proj.weight": f"{RECURRENCE}.output.weight",
     },

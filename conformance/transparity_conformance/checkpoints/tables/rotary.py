@@ -38,8 +38,8 @@ KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGI
 SCALING: dict[str, Any] = {
     "rotary_scaling": "none",
     "rotary_factor": 1.0,
-    "rotary_low_frequency": 1.0,
-    "rotary_high_frequency": 4.0,
+    "rotary_slow_turns": 1.0,
+    "rotary_fast_turns": 4.0,
     "rotary_original_length": 8192,
     "rotary_truncate": True,
     "rotary_attention_factor": 1.0,
@@ -117,8 +117,8 @@ def _linear(given: Fields) -> dict[str, Any]:
 def _llama3(given: Fields) -> dict[str, Any]:
     return _linear(given) | {
         "rotary_scaling": "llama3",
-        "rotary_low_frequency": as_number(given, "low_freq_factor"),
-        "rotary_high_frequency": as_number(given, "high_freq_factor"),
+        "rotary_slow_turns": as_number(given, "low_freq_factor"),
+        "rotary_fast_turns": as_number(given, "high_freq_factor"),
         "rotary_original_length": given[ORIGINAL],
     }
 
@@ -134,8 +134,8 @@ def _yarn(given: Fields) -> dict[str, Any]:
     return {
         "rotary_scaling": "yarn",
         "rotary_factor": factor,
-        "rotary_low_frequency": as_number(given, "beta_slow"),
-        "rotary_high_frequency": as_number(given, "beta_fast"),
+        "rotary_slow_turns": as_number(given, "beta_slow"),
+        "rotary_fast_turns": as_number(given, "beta_fast"),
         "rotary_original_length": given[ORIGINAL],
         "rotary_truncate": as_flag(given, "truncate"),
         "rotary_attention_factor": _attention_factor(given, by_formula),
@@ -181,15 +181,15 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     ours: dict[str, Any] = {
         "factor": config.rotary_factor,
-        "low_freq_factor": config.rotary_low_frequency,
-        "high_freq_factor": config.rotary_high_frequency,
+        "low_freq_factor": config.rotary_slow_turns,
+        "high_freq_factor": config.rotary_fast_turns,
         ORIGINAL: config.rotary_original_length,
         "short_factor": list(config.rotary_short_factors),
         "long_factor": list(config.rotary_long_factors),
     }
     optional: dict[str, Any] = {"attention_factor": config.rotary_attention_factor} if kind in OPTIONAL_KEYS else {}
     if kind == "yarn":
-        optional |= {"beta_fast": config.rotary_high_frequency, "beta_slow": config.rotary_low_frequency}
+        optional |= {"beta_fast": config.rotary_fast_turns, "beta_slow": config.rotary_slow_turns}
         optional |= {"truncate": config.rotary_truncate}
     return {"rope_type": kind} | {key: ours[key] for key in ROTARY_KEYS[kind]} | optional
 

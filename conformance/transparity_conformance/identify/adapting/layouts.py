@@ -87,7 +87,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
         return _recurrent(role)
-    if config.key_value_rank and ".self_attention." in parameter:
+    if config.kv_lora_rank and ".self_attention." in parameter:
         return _latent(role, config)
     if role == "gate" and ".self_attention." in parameter:
         return [
@@ -140,7 +140,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
     """The layouts of a map of latent attention: by itself, or two in one, keys and values head by head."""
-    rank, key, value = config.key_value_rank or 0, config.projected_key_dim, config.value_dim
+    rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {
         "key": (f".view(K, {key + value}, -1)[:, 0:{key}]", both),

@@ -96,12 +96,12 @@ def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]
-    step: list[tuple[str, ...]] = [_linear(f"{scope}.decay"), (f"{scope}.time_step_bias",)]
+    step: list[tuple[str, ...]] = [_linear(f"{scope}.decay"), (f"{scope}.dt_bias",)]
     parts: dict[str, list[tuple[str, ...]]] = {
         "time_step": step,
-        "log_decay": [*step, (f"{scope}.log_rate",)],
+        "log_decay": [*step, (f"{scope}.A_log",)],
         "beta": [_linear(f"{scope}.beta")],
-        "context": [(f"{scope}.skip",)],
+        "context": [(f"{scope}.D",)],
         "gated_context": [_linear(f"{scope}.gate"), (f"{scope}.gated_norm.weight",)],
         "output": [_linear(f"{scope}.output")],
     }

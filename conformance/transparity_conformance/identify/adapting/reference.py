@@ -78,7 +78,7 @@ class Reference:
         if (
             match is None
             or not tap.endswith(("attention.output", "feed_forward.output"))
-            or position in ("both", "branch")
+            or position in ("sandwich", "post-branch")
         ):
             return None
         stack, layer, scope = match["stack"], int(match["layer"]), match[0]

@@ -124,7 +124,7 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 def with_biases(config: TransformerConfig) -> TransformerConfig:
     """The configuration with every bias, for a port may have some that are 0; maps to and from a latent have none."""
     names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
-    fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.key_value_rank else {})
+    fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
     return dataclasses.replace(config, **fields)
 
 

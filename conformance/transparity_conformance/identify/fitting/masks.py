@@ -58,7 +58,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             found.fields |= windowed
             size = windowed["sliding_window"]
             if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
-                found.fields["window_kind"] = "chunks"
+                found.fields["window_kind"] = "chunked"
             if "layer_types" not in windowed:
                 found.untold["layer_types"] = f"kinds beyond the {len(own)} layers compute the same"
             return

@@ -23,7 +23,7 @@ Values = Sequence[tuple[int, np.ndarray]]
 AHEAD = 40
 """Operations after which the result of a norm is no longer sought."""
 
-PLACES: tuple[NormPosition, ...] = ("pre", "post", "both", "branch")
+PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Walk:
                 entered, attended, added = x, given, np.zeros_like(x)
             if is_beside and made.branches == "parallel-one-norm":
                 is_read = is_same(attended, given)
-            elif made.position in ("post", "branch"):
+            elif made.position in ("post", "post-branch"):
                 is_read = is_same(entered, given)
             else:
                 is_read = self._is_normed(made, norms, f"{name}_norm", entered, given)
@@ -134,7 +134,7 @@ class Walk:
             if found is None:
                 return None
             norm, result = found
-            self._take(norms, made, f"{name}_post_norm" if made.position == "both" else f"{name}_norm", norm)
+            self._take(norms, made, f"{name}_post_norm" if made.position == "sandwich" else f"{name}_norm", norm)
             x = result if made.position == "post" else self._added(made, x, result, at)
         return x
 

@@ -143,13 +143,13 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
             yield f"{given} --> {node} --> {add}"
             yield f"{before} -. residual .-> {add}"
             continue
-        if config.norm_position == "both":
+        if config.norm_position == "sandwich":
             yield f'{node}_post_norm["{_norm(config)}"]'
         flow = {
             "pre": [before, norm, node, add] if name != "self" or config.attention_norm else [before, node, add],
             "post": [before, node, add, norm],
-            "branch": [before, node, norm, add],
-            "both": [before, norm, node, f"{node}_post_norm", add],
+            "post-branch": [before, node, norm, add],
+            "sandwich": [before, norm, node, f"{node}_post_norm", add],
         }[config.norm_position]
         yield " --> ".join(flow)
         yield f"{before} -. residual .-> {add}"
@@ -199,7 +199,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     known += ["relative positions"] if config.relative_bias else []
     known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
-        chunks = " of its own chunk" if config.window_kind == "chunks" else ""
+        chunks = " of its own chunk" if config.window_kind == "chunked" else ""
         known.append(f"{config.sliding_window} positions{chunks} seen")
     known += ["a gate of the context"] if config.attention_gate else []
     if config.query_temperature:

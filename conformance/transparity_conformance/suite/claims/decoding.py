@@ -59,7 +59,7 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
         for name, rows in room.items():
             given[name] = np.stack([row[begin : begin + max(counts)] for row, begin in zip(rows, at, strict=True)])
         ragged = np.array(counts) if len(set(counts)) > 1 else None
-        answer, cache = forward.step(given.pop(tokens), cache, **given, counts=ragged)
+        answer, cache = forward.step(given.pop(tokens), cache, **given, valid_lengths=ragged)
         given, said = {}, as_numbers(answer)
         for row, (begin, count) in enumerate(zip(at, counts, strict=True)):
             logits[row, begin : begin + count] = said[row, :count]

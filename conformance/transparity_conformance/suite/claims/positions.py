@@ -92,7 +92,7 @@ def _frequencies(config: TransformerConfig) -> list[float]:
         return [before / factor for before, factor in zip(plain, config.rotary_short_factors, strict=True)]
     if config.rotary_scaling == "yarn":
         return _yarn(config, plain, slowed)
-    low, high = config.rotary_low_frequency, config.rotary_high_frequency
+    low, high = config.rotary_slow_turns, config.rotary_fast_turns
     result = []
     for before, after in zip(plain, slowed, strict=True):
         wavelength = 2 * math.pi / before
@@ -113,7 +113,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
     def pair(turns: float) -> float:
         return (size * math.log(original / (turns * 2 * math.pi))) / (2 * math.log(config.rope_theta))
 
-    low, high = pair(config.rotary_high_frequency), pair(config.rotary_low_frequency)
+    low, high = pair(config.rotary_fast_turns), pair(config.rotary_slow_turns)
     if config.rotary_truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)

@@ -83,7 +83,7 @@ class Taken:
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
         """What the reference makes in front of the output map, for so many rows of the batch."""
-        bounds = {"time_step_least": self.rates.bounded.min(), "time_step_most": self.rates.bounded.max()}
+        bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
         for role, linear in self.linears.items():
@@ -222,8 +222,8 @@ class _Layer:
             gate = [each for each in left if each not in beta]
             size = self.wide // heads if mixer == "gated-delta" else self.wide
             for gain in [name for name, value in self.values.items() if value.shape == (size,)]:
-                vectors = {"time_step_bias": rates.names[0], "log_rate": rates.names[1], "gated_norm.weight": gain}
-                vectors |= {"skip": skip} if skip else {}
+                vectors = {"dt_bias": rates.names[0], "A_log": rates.names[1], "gated_norm.weight": gain}
+                vectors |= {"D": skip} if skip else {}
                 roles = {role: self.convolved[at] for role, at in order.items()}
                 roles |= {"decay": rates.features, "gate": gate} | ({"beta": beta} if beta else {})
                 yield self._taken(rates, mixer, shared, order, roles, vectors)

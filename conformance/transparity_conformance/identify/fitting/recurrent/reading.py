@@ -56,15 +56,15 @@ def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
     """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
-    fields: dict[str, Any] = {"time_step_least": 0.0, "time_step_most": None}
+    fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
     for name, bound, is_beyond in (
-        ("time_step_least", float(bounded.min()), step < bounded.min() * (1 - 1e-3)),
-        ("time_step_most", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
+        ("time_step_min", float(bounded.min()), step < bounded.min() * (1 - 1e-3)),
+        ("time_step_max", float(bounded.max()), step > bounded.max() * (1 + 1e-3)),
     ):
         if is_beyond.any():
             fields[name] = settled(bound)
         else:
-            side = "short" if name == "time_step_least" else "long"
+            side = "short" if name == "time_step_min" else "long"
             found.untold[name] = f"no time step is so {side} that a bound shows"
     return fields
 

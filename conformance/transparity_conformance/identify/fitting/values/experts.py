@@ -221,7 +221,7 @@ def _fields(one: Experts) -> dict[str, object]:
         "num_experts": len(one.up.weights),
         "experts_per_token": one.per_token,
         "router_scores": one.scores,
-        "router_normalized": one.is_normalized,
+        "normalize_topk": one.is_normalized,
         "activation": one.activation,
         "gated": one.gate is not None,
         "feed_forward_dim": one.up.weights.shape[1],

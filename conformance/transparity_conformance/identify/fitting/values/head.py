@@ -16,7 +16,7 @@ from transparity_conformance.identify.fitting.values.scores import cap_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.head import POOLERS, pool
-from transparity_numpy.transformer import read_alone
+from transparity_numpy.transformer import encoder_input
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
@@ -126,5 +126,5 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
     """The pooled states of a call, as the reference pools them."""
     tokens = inputs.get("tokens")
-    _, visible = read_alone(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
+    _, visible = encoder_input(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
     return pool(config, states, visible, tokens)

@@ -14,9 +14,9 @@ from transparity_pytorch.attention import SelfAttention, normalize_and_rotate, s
 from transparity_pytorch.positions import RotaryTables
 
 
-def can_be_joined(config: TransformerConfig) -> bool:
+def can_be_fused(config: TransformerConfig) -> bool:
     """Return whether query, key and value are linear maps of the same features."""
-    return config.projection == "full" and not (config.query_rank or config.key_value_rank)
+    return config.projection == "full" and not (config.q_lora_rank or config.kv_lora_rank)
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
@@ -32,7 +32,7 @@ def side_by_side(*linears: nn.Linear) -> nn.Linear:
     return joined
 
 
-class JoinedSelfAttention(SelfAttention):
+class FusedSelfAttention(SelfAttention):
     """`SelfAttention` that multiplies by the weights of query, key and value at once; it shares the other
     parameters."""
 
@@ -42,23 +42,23 @@ class JoinedSelfAttention(SelfAttention):
         linears = attention.query, attention.key, attention.value
         self.widths = [linear.out_features for linear in linears]
         self._modules = {name: module for name, module in attention._modules.items() if module not in linears}
-        self.joined = side_by_side(*linears)
+        self.fused_qkv = side_by_side(*linears)
 
     def project(
         self, x: Float[Tensor, "batch queries embed_dim"], rotary: RotaryTables | None, tap: Tap
     ) -> tuple[Tensor, Tensor, Tensor]:
-        parts, shared = self.joined(x).split(self.widths, dim=-1), self.config.key_value_heads
-        counts = {"query": self.config.num_heads, "key": shared, "value": shared}
-        each = zip(counts.items(), parts, strict=True)
+        parts, shared = self.fused_qkv(x).split(self.widths, dim=-1), self.config.key_value_heads
+        heads = {"query": self.config.num_heads, "key": shared, "value": shared}
+        each = zip(heads.items(), parts, strict=True)
         query, key, value = (tap(name, split_heads(part, count)) for (name, count), part in each)
         query = normalize_and_rotate(self, "query", query, rotary, tap)
         return query, normalize_and_rotate(self, "key", key, rotary, tap), value
 
 
-def joined(module: nn.Module) -> nn.Module:
+def fused_qkv(module: nn.Module) -> nn.Module:
     """Twin of `module` with joined projections that shares its other parameters."""
-    if isinstance(module, SelfAttention) and can_be_joined(module.config):
-        return JoinedSelfAttention(module)
+    if isinstance(module, SelfAttention) and can_be_fused(module.config):
+        return FusedSelfAttention(module)
     twin = copy.copy(module)
-    twin._modules = {name: child and joined(child) for name, child in module._modules.items()}
+    twin._modules = {name: child and fused_qkv(child) for name, child in module._modules.items()}
     return twin

@@ -16,7 +16,7 @@ from transparity_flax.arithmetic.softcap import apply_softcap
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.positions import RotaryTables, rotate
 from transparity_flax.state.cache import Cache, update
-from transparity_flax.state.context import MaskKind, LayerContext
+from transparity_flax.state.context import LayerContext, MaskKind
 
 
 def split_heads(

@@ -16,7 +16,7 @@ from transparity_flax.masks import padding_mask, target_mask, visible_keys, visi
 from transparity_flax.normalization import Norm
 from transparity_flax.positions import query_temperature, rotary_tables, score_bias
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.context import MaskKind, LayerContext
+from transparity_flax.state.context import LayerContext, MaskKind
 
 Output = Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""

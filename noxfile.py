@@ -194,7 +194,7 @@ def lint(session: nox.Session) -> None:
     install(session, "lint", project="")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check", *session.posargs)
-    session.run("python", "tests/project/test_prose.py")
+    session.run("python", "tests/site/test_prose.py")
 
 
 @nox.session

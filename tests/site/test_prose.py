@@ -1,8 +1,8 @@
 """Sentences of pages, docstrings and messages: short, in the field's words, each with a noun as its subject.
 
-    python tests/project/test_prose.py           # fail if a page or package exceeds its bound in tests/prose.json
-    python tests/project/test_prose.py PATH …    # print every violation of these pages, packages or files
-    python tests/project/test_prose.py --lower   # store lower counts; a bound never rises
+    python tests/site/test_prose.py           # fail if a page or package exceeds its bound in tests/prose.json
+    python tests/site/test_prose.py PATH …    # print every violation of these pages, packages or files
+    python tests/site/test_prose.py --lower   # store lower counts; a bound never rises
 
 A bound is the number of known violations, not a claim that the text is good.
 """
@@ -107,7 +107,7 @@ def risen(found: dict[str, int], bounds: dict[str, int]) -> list[str]:
     """Return a sentence for every subject with more violations than its bound."""
     return [
         f"{name}: {count} sentences break the rules of prose, {bounds.get(name, 0)} are known. "
-        f"`python tests/project/test_prose.py {name}` prints them."
+        f"`python tests/site/test_prose.py {name}` prints them."
         for name, count in found.items()
         if count > bounds.get(name, 0)
     ]

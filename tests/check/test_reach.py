@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transparity_pytorch.attention
 from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 
-import transparity_pytorch.attention
 import transparity_pytorch.masks
 import transparity_pytorch.transformer
 from transparity.config import FIELD_TYPES, TransformerConfig

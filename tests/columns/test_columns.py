@@ -86,6 +86,15 @@ WITHOUT_TWIN = {
 }
 
 
+MODULES = {
+    "mixers.attention": {"attention_projections"},
+    "mixers.recurrence": {"recurrence", "chunk_decays"},
+    "state.context": {"mask"},
+}
+"""Names that only the frameworks have: the parameters that parts share, a chunk of a recurrence, a mask with its kind;
+and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""
+
+
 def names(column: str, file: str) -> list[str]:
     """The public functions and classes of a file, in order. A part with weights is a class in the frameworks and a
     function in NumPy: `SelfAttention` is `self_attention` there."""
@@ -99,7 +108,8 @@ def names(column: str, file: str) -> list[str]:
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
     assert specified or file in TABLES, f"{file}.py of the reference defines nothing"
-    assert names(column, file) == specified
+    found = [name for name in names(column, file) if not name.endswith("_parts")]
+    assert [name for name in found if name not in MODULES.get(file, ())] == specified
 
 
 def test_the_plans_of_both_frameworks_hold_the_same_names_in_the_same_order() -> None:

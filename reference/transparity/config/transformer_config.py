@@ -537,6 +537,16 @@ class TransformerConfig:
         return "self_attention" if self.mixer == "attention" else "recurrence"
 
     @property
+    def mixer_name(self) -> str:
+        """Name of the mixer of this layer: `latent` attention where `kv_lora_rank` is set, else `mixer`."""
+        return "latent" if self.kv_lora_rank else self.mixer
+
+    @property
+    def rotary_depends_on_length(self) -> bool:
+        """Whether rotary angles differ in sequences beyond the original length."""
+        return self.rotary_scaling == "longrope"
+
+    @property
     def recurrent_dim(self) -> int:
         """Features of all heads of a recurrence together."""
         return self.recurrent_heads * self.recurrent_value_dim
@@ -617,6 +627,12 @@ class TransformerConfig:
         size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
         assert size is not None  # held on construction
         return size
+
+    def input_kind(self, stack: str) -> Literal["tokens", "patches", "frames"]:
+        """Return what a stack reads."""
+        if self.reads_pixels:
+            return "patches"
+        return "frames" if self.reads_frames and stack == "encoder" else "tokens"
 
     @property
     def reads_pixels(self) -> bool:

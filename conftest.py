@@ -38,16 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
     group = parser.getgroup("benchmarks of this project, with --benchmark")
-    group.addoption("--all-modes", action="store_true", help="Time every mode of each backend, not the first alone.")
+    group.addoption("--rounds", type=int, default=5, help="How often each candidate runs (default: %(default)s).")
+    group.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="Where to compute (default: %(default)s).")
     group.addoption(
-        "--device", metavar="NAME", help="Time on this device alone (cpu, cuda), not on every device at hand."
+        "--against",
+        metavar="PATH",
+        help="Race our columns with those of the checkout at PATH. Write `=`, or pytest takes PATH for its root.",
     )
     group.addoption(
-        "--race",
-        type=int,
-        metavar="ROUNDS",
-        help="Run the race (`python -m benchmarks.race`) instead, so that pytest-benchmark can save and compare its "
-        "figures.",
+        "--output",
+        metavar="PATH",
+        default="reports/race.json",
+        help="Where results are kept (default: %(default)s); written with `=`, too.",
     )
 
 

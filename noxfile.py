@@ -173,17 +173,10 @@ def calibrate(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Measure the speed of the columns that conform: tokens and FLOPs a second."""
-    install(session, "test", "benchmarks")
-    session.run("pytest", "--benchmark", *session.posargs)
-
-
-@nox.session
-def race(session: nox.Session) -> None:
     """Time the columns beside other libraries: ratios, and shares of what the machine can do."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
-    session.run("python", "-m", "benchmarks.race", *session.posargs)
+    session.run("pytest", "--benchmark", *(session.posargs or ["-k", "race and not tiny"]))
 
 
 @nox.session
@@ -259,8 +252,8 @@ def installed(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")
-    for script in ("character_model.py", "toy_translation.py"):
-        session.run("python", f"examples/{script}", env=SIDE_BY_SIDE | compiled(session))
+    for script in ("character_model", "toy_translation"):
+        session.run("python", "-m", f"examples.{script}", env=SIDE_BY_SIDE | compiled(session))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+ROOT = Path(__file__).parents[1]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -20,7 +19,7 @@ KERNEL_VARIABLES = (
 """Variables that restrict a library to the kernels of another processor."""
 
 PACKAGES = (
-    *("torch", "jax", "flax", "numpy", "optax", "transformers", "x-transformers", "equinox", "keras", "keras-hub"),
+    *("torch", "jax", "flax", "numpy", "optax", "transformers", "equinox", "keras", "keras-hub"),
     *("onnx", "onnxruntime", "openvino", "ctranslate2"),
 )
 
@@ -36,22 +35,15 @@ def memory(name: str, file: str = "/proc/self/status") -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
-class CoresBusy:
-    """The number of cores that a stretch of time kept busy, on average."""
-
-    number = 0.0
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        wall, used = time.perf_counter(), time.process_time()
-        yield
-        self.number = round((time.process_time() - used) / (time.perf_counter() - wall), 2)
+def python_path(root: Path) -> str:
+    """Where a process finds the packages of a checkout, and all else that this process finds."""
+    found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
+    return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 
 
-def threads(cores_busy: float, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The cores at hand, the cores that were busy, and the variables that limit threads."""
-    variables = {name: environment.get(name, "not set") for name in (*THREAD_VARIABLES, "XLA_FLAGS")}
-    return {"cores": cores(), "cores_busy": cores_busy} | variables
+def variables() -> dict[str, str]:
+    """The variables that limit threads or choose an allocator; candidates inherit them, but for their threads."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))}
 
 
 def overridden_kernels() -> dict[str, str]:

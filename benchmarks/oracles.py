@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.environment import ROOT, python_path
 from benchmarks.workloads import TRAINING, Task, Workload, inputs_of, parameters_of
 
 from transparity.parameters import load_parameters, save_parameters
@@ -16,9 +23,25 @@ from transparity.protocol import Arrays
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import neighbour
-from transparity_conformance.report.comparison import as_numbers, difference, share
+from transparity_conformance.report.comparison import as_numbers, difference, dtype_name, share
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
+
+ORACLES = ROOT / "build/oracles"
+"""Oracles are kept here until the code that computes them changes."""
+
+SOURCES = (
+    *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
+    *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
+)
+"""That code: of the reference, of weights and budgets, and of workloads; of training, PyTorch's column too."""
+
+WRITE = """
+import pathlib, sys
+from benchmarks.oracles import write_oracle
+from benchmarks.workloads import WORKLOADS
+write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
+"""
 
 CHUNK = 64
 """Positions compared at a time: the logits of all, in float64 and twice, would fill the memory."""
@@ -53,13 +76,52 @@ def conformity(expected: Expected, result: Any) -> dict[str, float]:
     elif expected.workload.kind == "train":
         error = difference(as_numbers(result), expected.values)
     else:
-        error = max(_differences(expected.workload, as_numbers(result), expected.values))
+        right_dtype = dtype_name(result) in (expected.workload.dtype, "float32")  # a peer may widen its logits
+        found = as_numbers(result)
+        error = max(_differences(expected.workload, found, expected.values)) if right_dtype else np.inf
     return {"error": error, "budget": expected.budget, "share": share(error, expected.budget)}
 
 
 def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
     """The conformity that uses most of the budget."""
     return max(found, key=lambda item: item["share"])
+
+
+def oracle_of(workload: Workload, root: Path | None = None) -> Path:
+    """The folder with the oracle of a workload; with `root`, of that checkout's workload of this name, by its code."""
+    digest = digest_of(workload, root or ROOT)
+    if root is None:
+        return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))
+
+    def write(folder: Path) -> None:
+        command = [sys.executable, "-c", WRITE, str(folder), workload.name]
+        subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": python_path(root)}, check=True)
+
+    return kept(f"{workload.name}-{root.name}-{digest}", write)
+
+
+def digest_of(workload: Workload, root: Path) -> str:
+    """The digest of a workload and of the code that computes its oracle."""
+    found = hashlib.sha256(json.dumps(workload.as_dict()).encode())
+    for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train")):
+        path = root / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kept(name: str, write: Callable[[Path], None]) -> Path:
+    """The folder `name`, ending in a digest, that `write` has filled; it replaces those with other digests."""
+    folder = ORACLES / name
+    if not folder.exists():
+        ORACLES.mkdir(parents=True, exist_ok=True)
+        for old in ORACLES.glob(f"{name.rpartition('-')[0]}-{'[0-9a-f]' * 16}"):
+            shutil.rmtree(old)
+        with tempfile.TemporaryDirectory(dir=ORACLES) as temporary:
+            write(Path(temporary))
+            Path(temporary).rename(folder)
+            Path(temporary).mkdir()  # for the context manager to remove
+    return folder
 
 
 def write_oracle(folder: Path, workload: Workload) -> None:

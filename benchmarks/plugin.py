@@ -1,192 +1,128 @@
-"""The hooks of `pytest --benchmark`: one test for each case, off under xdist, and a table at the end."""
+"""`pytest --benchmark` is the race: a test for each candidate on each workload, and one table at the end.
+
+pytest-benchmark times one function after the other, so that noise would hit one candidate and not the next. The race
+interleaves the rounds of all, and pytest-benchmark is given the seconds: it saves and compares them.
+"""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-import numpy as np
 import pytest
-from benchmarks.cases import Case, cases, figures, missing
-from benchmarks.environment import CoresBusy, threads
-from benchmarks.oracles import Expected, conformity, expected_of
-from benchmarks.peers.ours import build
-from benchmarks.race.candidates import CANDIDATES
-from benchmarks.race.report import missing as missing_candidates
-from benchmarks.workloads import Run, Task, inputs_of, parameters_of, preset_workload
-from pytest_benchmark.fixture import BenchmarkFixture
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from benchmarks.environment import cores
+from benchmarks.race.candidates import CANDIDATES, Candidate, against
+from benchmarks.race.race import Conditions, Result, able_to, race
+from benchmarks.race.results import keep, surroundings, why_not_kept
+from benchmarks.race.rows import rows_of
+from benchmarks.race.table import as_text
+from benchmarks.workloads import WORKLOADS, default
+from rich.console import Console
 
-from transparity_conformance.oracle.backends import harness, pinned
-from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.comparison import ClaimEvidence, dtype_name
+Measure = Callable[[str, str], None]
 
-LEGEND = (
-    "Tokens are those whose logits are computed; FLOPs are those of matrix products, a multiplication and an addition "
-    "each. The last column is the share of the error budget that the logits used."
-)
-
-CALLS = 2
-"""Calls that are compared with the oracle: the first compiles, the second shows that the first left no state behind."""
-
-Measure = Callable[[Case], None]
-
-
-@dataclass
-class Outcome:
-    """The figures of a session, the cases that it refused to time, and those that it could not try."""
-
-    missing: list[str]
-    timed: list[dict[str, Any]] = field(default_factory=list)
-    refused: list[ClaimEvidence] = field(default_factory=list)
-
-
-OUTCOME = pytest.StashKey[Outcome]()
+RESULTS = pytest.StashKey[dict[str, list[Result]]]()
+"""Of the session, by workload."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the outcome; the race has its own list of what is missing."""
-    is_race = config.getoption("--race") is not None
-    config.stash[OUTCOME] = Outcome(missing=missing_candidates(CANDIDATES) if is_race else missing())
+    """Begin without results; the race's table is the only one."""
+    config.stash[RESULTS] = {}
+    config._benchmarksession.quiet = True  # type: ignore[attr-defined]
+    if reason := why_not_kept(Path(config.getoption("--output")), surroundings(conditions_of(config))):
+        raise pytest.UsageError(f"--output: {reason}")
+
+
+def candidates_of(config: pytest.Config) -> list[Candidate]:
+    """Our columns and their peers; with `--against`, our columns here and there."""
+    root = config.getoption("--against")
+    if root is None:
+        return list(CANDIDATES)
+    if not (Path(root) / "benchmarks/race/worker.py").exists():
+        raise pytest.UsageError(f"--against {root}: this is no checkout of the project; name the folder of one")
+    return against(Path(root).resolve())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a case field by field, so that `--benchmark-group-by=param:preset` works."""
-    if "case" in metafunc.fixturenames:
-        options = metafunc.config.option
-        found = cases(all_modes=options.all_modes, device=options.device)
-        if not found:
-            raise pytest.UsageError(f"no installed backend offers the device {options.device!r}")
-        metafunc.parametrize(Case.fields(), [astuple(case) for case in found], ids=map(str, found))
+    """A test for every candidate that can run a workload. Only the presets are raced if nothing is named."""
+    config = metafunc.config
+    device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)
+    entries = [
+        pytest.param(name, candidate.name, id=f"{name}-{candidate.name}")
+        for name in (WORKLOADS if asked else default(device))
+        for candidate in able_to(WORKLOADS[name], candidates_of(config), device)
+    ]
+    if not entries:
+        raise pytest.UsageError(f"no installed candidate runs on {device}")
+    metafunc.parametrize(("workload", "candidate"), entries)
+
+
+def missing(config: pytest.Config) -> list[str]:
+    """The candidates whose libraries are not installed, each with what is missing."""
+    return [f"{each.name}: {reason}" for each in candidates_of(config) if (reason := each.why_missing())]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Say what is timed, and what is missing, before the first oracle is computed."""
-    lines = [f"missing: {line}" for line in config.stash[OUTCOME].missing]
-    return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *lines]
+    absent = [f"missing: {line}" for line in missing(config)]
+    return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 
 
-@pytest.fixture
-def case(backend: str, mode: str, dtype: str, device: str, preset: str, batch: int, length: int) -> Case:
-    return Case(backend, mode, dtype, device, preset, batch, length)
+def conditions_of(config: pytest.Config) -> Conditions:
+    return Conditions(config.getoption("--rounds"), cores(), config.getoption("--device"))
 
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Time a case that conforms; there is no other way to the clock."""
+    """Give pytest-benchmark the rounds of a candidate; the first test of a workload races all its tests."""
     if hasattr(request.config, "workerinput"):
         pytest.skip("benchmarks are off under xdist, whose processes share the cores: run them without -n")
+    raced = request.config.stash[RESULTS]
 
-    def measured(case: Case) -> None:
-        with pinned(case.backend):
-            _measure(case, request)
+    def measured(workload: str, candidate: str) -> None:
+        if workload not in raced:
+            raced[workload] = _race(workload, request)
+        (result,) = (each for each in raced[workload] if each.candidate.name == candidate)
+        if result.failed:
+            pytest.fail(f"Not timed: {candidate}, {workload}: {result.failed}", pytrace=False)
+        # A round lasts from one reading of the clock to the next.
+        readings = itertools.chain.from_iterable((0.0, seconds) for seconds in result.seconds.values())
+        request.applymarker(pytest.mark.benchmark(timer=lambda: next(readings), group=workload))
+        benchmark = request.getfixturevalue("benchmark")
+        benchmark.extra_info |= {"conformity": result.ready["conformity"]}
+        benchmark.pedantic(lambda: None, rounds=len(result.seconds))
 
     return measured
 
 
-def _measure(case: Case, request: pytest.FixtureRequest) -> None:
-    outcome = request.config.stash[OUTCOME]
-    run = _run_of(case)
-    evidence = max((evidence_of(case, run()) for _ in range(CALLS)), key=lambda found: found.share)
-    if not evidence.agrees:
-        outcome.refused.append(evidence)
-        pytest.fail(f"Not timed: {evidence}", pytrace=False)
-    benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
-    benchmark.group = str(case.workload)
-    cores_busy = CoresBusy()
-    with cores_busy.measured():
-        benchmark(run)
-    if benchmark.stats is None:  # with --benchmark-disable
+def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
+    params = [item.callspec.params for item in request.session.items if isinstance(item, pytest.Function)]
+    names = {each["candidate"] for each in params if each["workload"] == workload}
+    candidates = [each for each in candidates_of(request.config) if each.name in names]
+    plugins = request.config.pluginmanager
+    terminal, capturing = plugins.getplugin("terminalreporter"), plugins.getplugin("capturemanager")
+
+    def told(result: Result) -> None:
+        agrees = "is ready" if result.candidate.is_limit else "agrees with the reference"
+        with capturing.global_and_fixture_disabled():
+            terminal.write_line(f"\n{workload}: {result.candidate.name}: {result.failed or agrees}")
+
+    return race(WORKLOADS[workload], candidates, conditions_of(request.config), told)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table, and keep the results; those of two checkouts are printed only."""
+    rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
+    if not rows:
         return
-    found = figures(case, evidence, benchmark.stats.stats.median)
-    outcome.timed.append(found | {"seconds": benchmark.stats.stats.median})
-    parts = harness(case.backend)
-    surroundings = parts.describe(case.device) if parts else {}
-    benchmark.extra_info |= found | {"threads": threads(cores_busy.number), "surroundings": surroundings}
-
-
-def _run_of(case: Case) -> Run:
-    """The forward pass that is compared and then timed."""
-    parameters = _parameters_of(case.preset)
-    task = Task(case.workload, parameters, inputs_of(case.workload), folder="", device=case.device)
-    return build(task, case.backend, case.mode)
-
-
-def evidence_of(case: Case, logits: Any) -> ClaimEvidence:
-    """Compare logits, which have to be of the precision that was asked for."""
-    held = conformity(_expected_of(case.preset, case.batch, case.length), logits)
-    right_dtype = (dtype := dtype_name(logits)) == case.dtype
-    error, note = (held["error"], "") if right_dtype else (np.inf, f"the logits are {dtype}")
-    named = "benchmark.forward", case.subject, str(case.workload), "logits"
-    return ClaimEvidence(*named, error, held["budget"], note=note)
-
-
-@functools.lru_cache(maxsize=1)
-def _parameters_of(preset: str) -> Arrays:
-    return parameters_of(preset_workload(preset, 1, 1))
-
-
-@functools.lru_cache(maxsize=1)
-def _expected_of(preset: str, batch: int, length: int) -> Expected:
-    workload = preset_workload(preset, batch, length)
-    return expected_of(workload, _parameters_of(preset), inputs_of(workload))
-
-
-def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Add what was not timed."""
-    outcome = config.stash[OUTCOME]
-    refused = [evidence.as_dict() for evidence in outcome.refused]
-    output_json["not_timed"] = {"refused": refused, "absent": outcome.missing}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
-    """Print the figures of all cases below pytest-benchmark's own tables."""
-    yield
-    outcome = config.stash[OUTCOME]
-    if outcome.timed or outcome.refused:
-        terminalreporter.section("forward passes")
-        width = int(os.environ.get("COLUMNS", "0")) or max(100, terminalreporter._tw.fullwidth)
-        console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
-        with console.capture() as captured:
-            console.print(as_text(outcome))
-        terminalreporter.write(captured.get())
-
-
-def as_text(outcome: Outcome) -> Group:
-    """The table of the figures, then what was refused and what is missing."""
-    parts: list[RenderableType] = [as_table(outcome.timed), Text(LEGEND, style="dim")] if outcome.timed else []
-    refused = [str(evidence) for evidence in outcome.refused]
-    for title, lines, style in (("Not conforming, not timed", refused, "red"), ("Missing", outcome.missing, "")):
-        parts += [Text(f"{title}: {len(lines)}", style=f"bold {style}")] if lines else []
-        parts += [Text(f"  {line}", style=style) for line in lines]
-    return Group(*parts)
-
-
-def as_table(timed: list[dict[str, Any]]) -> Table:
-    """Workload × backend; the backends of one workload follow each other."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("preset", "shape", "backend"):
-        table.add_column(name, no_wrap=True)
-    for name in ("ms", "tokens/s", "GFLOP/s", "budget"):
-        table.add_column(name, justify="right", no_wrap=True)
-    before = None
-    for row in timed:
-        workload = row["preset"], f"{row['batch']}×{row['length']}"
-        device = "" if row["device"] == "cpu" else f" on {row['device']}"
-        table.add_row(
-            *(workload if workload != before else ("", "")),
-            f"{row['backend']} {row['mode']}{device}",
-            f"{row['seconds'] * 1e3:.2f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['gflops_per_second']:,.1f}",
-            f"{row['conformity']['share']:.0%}",
-        )
-        before = workload
-    return table
+    terminalreporter.section("the race")
+    width = int(os.environ.get("COLUMNS", "0")) or max(100, terminalreporter._tw.fullwidth)
+    console = Console(width=width, force_terminal=terminalreporter._tw.hasmarkup, highlight=False)
+    with console.capture() as captured:
+        console.print(as_text(rows, width))
+    terminalreporter.write(captured.get())
+    if config.getoption("--against") is None:
+        keep(Path(config.getoption("--output")), rows, surroundings(conditions_of(config)), missing(config))
+        terminalreporter.write_line(f"Written: {config.getoption('--output')}")

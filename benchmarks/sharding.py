@@ -8,43 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 import statistics
 import sys
-import tempfile
-import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.environment import cores, memory, processor, versions
+from benchmarks.environment import ROOT, cores, memory, processor, versions
+from benchmarks.oracles import conformity, oracle_of, read_oracle, read_task
+from benchmarks.race.race import refusal
+from benchmarks.race.results import placed
+from benchmarks.race.timing import seconds
+from benchmarks.workloads import TRAINED, TRAINING, WORKLOADS, inputs_of
 from rich.console import Console
 from rich.table import Table
 
-from transparity.config import TransformerConfig
-from transparity.parameters import initialize_parameters, load_parameters, parameter_shapes, save_parameters
-from transparity.training import Training
+from transparity.parameters import initialize_parameters, load_parameters
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.suite.ranks.processes import Ranks, State
 
-CONFIG = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=8192,
-    max_length=64,
-    embed_dim=512,
-    num_heads=8,
-    num_decoder_layers=4,
-    feed_forward_dim=2048,
-    norm_position="pre",
-    final_norm=True,
-    activation="gelu",
-)
-ROWS, LENGTH, ROUNDS = 8, 64, 3
-
-TRAINING = Training("adamw", learning_rate=1e-3)
+FORWARD = WORKLOADS["batch-8"]
+TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=TRAINED)
+ROUNDS = 3
 
 MESHES = (None, (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))
 """Data × tensor ranks; None: the column in one process, unsharded."""
@@ -68,76 +55,82 @@ class Figures:
 
 
 def measured(
-    state: State, name: str, mesh: tuple[int, int] | None, config: TransformerConfig, path: str
+    state: State, name: str, mesh: tuple[int, int] | None, forward_folder: Path, train_folder: Path
 ) -> tuple[float, float, float, float] | None:
-    """Return the seconds of a forward pass and of a training step, and MiB; None from a rank that takes no part."""
+    """Return the seconds of a forward pass and of a training, and MiB; None from a rank that takes no part.
+
+    Raises:
+        ValueError: if a result is not within its budget.
+    """
     build: Any = backend(name) if mesh is None else _over(state, mesh)
     if mesh is not None and not build.takes_part:
         return None
-    inputs, batch = _drawn(config)
-    # Code that is loaded when it is first used is not counted.
-    tiny = dataclasses.replace(config, target_vocab_size=64, embed_dim=32, feed_forward_dim=64, num_decoder_layers=1)
-    warm, others = build(tiny, initialize_parameters(tiny)), _drawn(tiny)
-    warm.logits(**others[0])
-    warm.train([others[1]], TRAINING)
-    before = memory("VmRSS")
+    inputs, batches = read_task(forward_folder).inputs, [read_task(train_folder).inputs] * TRAINED
+    _warm(build)
+    before, config, path = memory("VmRSS"), FORWARD.config, str(forward_folder / "parameters.safetensors")
     forward: Any = build(config, load_parameters(path)) if mesh is None else build.from_file(config, path)
     held = _held(forward)
     Path("/proc/self/clear_refs").write_text("5")  # from here on counts the peak
-    seconds = (
-        _seconds(lambda: forward.ready(forward.logits(**inputs))),
-        _seconds(lambda: forward.train([batch], TRAINING)),
-    )
-    return *seconds, held, memory("VmHWM") - before
+
+    def run() -> Any:
+        logits = forward.logits(**inputs)
+        forward.ready(logits)
+        return logits
+
+    def train() -> Any:
+        return np.array(forward.train(batches, TRAINING)[0])
+
+    taken = _seconds(run, forward_folder), _seconds(train, train_folder)
+    return *taken, held, memory("VmHWM") - before
 
 
-def measure(name: str, config: TransformerConfig = CONFIG) -> list[Figures]:
+def _warm(build: Any) -> None:
+    """Load the code that is loaded when it is first used, so that it is not counted."""
+    workload = WORKLOADS["tiny-decoder"]
+    model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
+    model.logits(**inputs)
+    model.train([inputs | {"targets": inputs["tokens"]}], TRAINING)
+
+
+def measure(name: str) -> list[Figures]:
     """Measure every layout of a column, each in processes of its own."""
     parts: Any = harness(name)
     figures = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "parameters.safetensors"))
-        save_parameters(path, initialize_parameters(config))
-        for mesh in MESHES:
-            count = 1 if mesh is None else mesh[0] * mesh[1]
-            ranks = Ranks(parts.SHARDED, parts.processes(count), devices=count)
-            try:
-                taken = [it for it in ranks.do(measured, name, mesh, config, path) if it is not None]
-            finally:
-                ranks.stop()
-            forward, training, held, peak = (max(values) for values in zip(*taken, strict=True))
-            said = "unsharded" if mesh is None else f"{mesh[0]} × {mesh[1]}"
-            tokens = ROWS * LENGTH
-            figures.append(Figures(name, said, tokens / forward, tokens / training, held / MEBI, peak / MEBI))
+    for mesh in MESHES:
+        count = 1 if mesh is None else mesh[0] * mesh[1]
+        ranks = Ranks(parts.SHARDED, parts.processes(count), devices=count)
+        try:
+            found = ranks.do(measured, name, mesh, oracle_of(FORWARD), oracle_of(TRAIN))
+        finally:
+            ranks.stop()
+        taken = zip(*(it for it in found if it is not None), strict=True)
+        forward, training, held, peak = (max(values) for values in taken)
+        said = "unsharded" if mesh is None else f"{mesh[0]} × {mesh[1]}"
+        speeds = FORWARD.tokens / forward, TRAIN.tokens / training
+        figures.append(Figures(name, said, *speeds, held / MEBI, peak / MEBI))
     return figures
-
-
-def _drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return tokens, and a batch with targets."""
-    tokens = np.random.default_rng(0).integers(1, config.vocab_size, (ROWS, LENGTH + 1))
-    return {"tokens": tokens[:, :-1]}, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
 def _over(state: State, mesh: tuple[int, int]) -> Any:
     return __import__(state.module, fromlist=["ShardedBackend"]).ShardedBackend(*mesh)
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """Return the median time of a call, after a first one."""
-    run()
-    return statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS))
+def _seconds(run: Callable[[], Any], folder: Path) -> float:
+    """Return the median time of a call, after a first one whose result is compared with the oracle."""
+    if reason := refusal(conformity(read_oracle(folder), run())):
+        raise ValueError(reason)
+    return statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))
 
 
 def _held(forward: Any) -> int:
     """Return the bytes of the parameters that this rank holds, or the first device."""
-    if "jax" in type(forward.model).__module__ or hasattr(forward, "state"):
-        leaves = sys.modules["jax"].tree.leaves(forward.state)
+    if hasattr(forward, "weights"):
+        leaves = sys.modules["jax"].tree.leaves(forward.weights)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     values = [getattr(value, "_local_tensor", value) for value in forward.model.parameters()]
     return sum(value.numel() * value.element_size() for value in values)
 
 
-ROOT = Path(__file__).parents[1]
 RESULT, PAGE = ROOT / "benchmarks/results/sharding.json", ROOT / "docs/sharding.md"
 HEADS = ("column", "data × tensor", "forward, tokens/s", "training, tokens/s", "parameters of a rank, MiB", "peak, MiB")
 
@@ -154,21 +147,14 @@ def markdown(kept: dict[str, Any]) -> str:
     return f"{kept['taken']}\n\n" + "\n".join(lines)
 
 
-def written(page: str, text: str) -> str:
-    """Return the page with `text` between its two comments."""
-    pattern = r"(?s)(<!-- figures: .*? -->\n).*?(<!-- end of figures -->)"
-    return re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page)
-
-
 def main() -> None:
     figures = [it for name in ("pytorch", "flax") for it in measure(name)]
     table = Table(*HEADS)
     for it in figures:
         table.add_row(*row(it))
     Console().print(table)
-    count = sum(map(math.prod, parameter_shapes(CONFIG).values()))
     taken = (
-        f"A decoder of {count / 1e6:.0f} million parameters in float32, {ROWS} rows of {LENGTH} tokens. "
+        f"A decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32 (`{FORWARD.name}` of the race). "
         f"All ranks share {cores()} core(s) of one machine and exchange by gloo, or within one process in JAX: the "
         "table shows what sharding costs and which memory it saves, not how it scales. The peak is that of a training "
         "step with AdamW in one process, which in JAX has all devices; it ends with all learned parameters as NumPy "
@@ -177,7 +163,7 @@ def main() -> None:
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}
     RESULT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), markdown(kept)), encoding="utf-8")
+    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), "figures", markdown(kept)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class Workload:
     """Where alone it is raced, if it would take too long elsewhere."""
     head_bias: bool = True
     """Whether the head has a bias other than zero; GPT-2's has none."""
+    peers: bool = True
+    """Whether other libraries can hold its weights; those of a document's preset they cannot."""
 
     def __str__(self) -> str:
         return self.name
@@ -152,34 +154,26 @@ def inputs_of(workload: Workload) -> Arrays:
     return inputs
 
 
-BATCHES_OF_PRESETS, LENGTHS_OF_PRESETS = (1, 8), (32, 64)
-
-
-def preset_workload(name: str, batch: int, length: int) -> Workload:
-    """A forward pass of a preset at its document's size."""
-    config = preset(name)
-    return Workload(f"{name}-{batch}x{length}", "forward", config, batch, dict.fromkeys(config.input_names, length))
-
-
-def preset_shapes() -> list[tuple[str, int, int]]:
-    """(preset, batch, length) of every preset with every shape; lengths end at the preset's `max_length`."""
-    shapes = product(PRESETS, BATCHES_OF_PRESETS, LENGTHS_OF_PRESETS)
-    return list(dict.fromkeys((name, batch, min(length, preset(name).max_length)) for name, batch, length in shapes))
-
-
 def _workloads() -> Iterator[Workload]:
-    """The rows of workloads.toml, which have no padding; a decoder's head has no bias but zero, as GPT-2's."""
+    """The rows of workloads.toml, which have no padding (a decoder's head has no bias but zero, as GPT-2's), and every
+    preset at its document's size."""
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
         fields = tables["configs"][row["config"]]
         fields = tables["configs"].get(fields.get("like"), {}) | fields
         config = TransformerConfig(**{name: fields[name] for name in fields if name != "like"}, pad_id=None)
         yield Workload(**row | {"config": config}, head_bias=config.has_encoder)
+    for row, name in product(tables["presets"], PRESETS):
+        config = preset(name)
+        lengths = dict.fromkeys(config.input_names, min(row["length"], config.max_length))
+        shape = f"{name}-{row['batch']}x{row['length']}"
+        yield Workload(shape, "forward", config, row["batch"], lengths, peers=False)
 
 
 WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """The workloads of a race for which none is named: all but the tiny ones, which are for trying it out."""
-    return [name for name, each in WORKLOADS.items() if not name.startswith("tiny") and each.device in ("", device)]
+    """The workloads of a race for which none is named: the presets, which only our columns can run. The others take
+    hours."""
+    return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

@@ -13,7 +13,7 @@ from transparity_pytorch.arithmetic.softcap import apply_softcap
 from transparity_pytorch.normalization import HeadNorm
 from transparity_pytorch.positions import RotaryTables, rotate
 from transparity_pytorch.state.cache import Cache, update
-from transparity_pytorch.state.context import MaskKind, LayerContext
+from transparity_pytorch.state.context import LayerContext, MaskKind
 
 
 def split_heads(

@@ -15,7 +15,7 @@ from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, v
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.positions import query_temperature, rotary_tables, score_bias
 from transparity_pytorch.state.cache import Cache
-from transparity_pytorch.state.context import MaskKind, LayerContext
+from transparity_pytorch.state.context import LayerContext, MaskKind
 
 Output = Float[Tensor, "batch length vocab"] | Float[Tensor, "batch length embed_dim"] | Float[Tensor, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""

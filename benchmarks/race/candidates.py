@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Kind, Workload
 
-KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-"""glibc keeps large blocks for the next call, instead of returning them to the system, which clears them."""
+from transparity_conformance.oracle.backends import backend, named
 
 FORWARD: tuple[Kind, ...] = ("forward",)
 TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "numpy", "limit"
@@ -34,8 +34,6 @@ class Candidate:
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
-    own_weights: str = ""
-    """Why its layout cannot hold the weights; such a candidate is timed with its own weights and not compared."""
     also: tuple[str, ...] = ()
     """Further modules that have to be installed, and are not imported beforehand."""
     longest: int | None = None
@@ -44,15 +42,12 @@ class Candidate:
     """Further arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of its process; `{threads}` is replaced by the number of cores."""
+    root: Path | None = None
+    """The checkout whose code it runs, if it is another than this one."""
 
     @property
     def is_limit(self) -> bool:
         return LIMIT in self.kinds
-
-    @property
-    def held(self) -> bool:
-        """Return whether its result is compared with the oracle."""
-        return not (self.is_limit or self.own_weights)
 
     def why_missing(self) -> str | None:
         """The packages that are not installed, or None."""
@@ -68,6 +63,8 @@ class Candidate:
             return f"it is written for {' and '.join(self.architectures)} only"
         if workload.dtype not in self.dtypes:
             return f"it computes in {' and '.join(self.dtypes)} only"
+        if not (workload.peers or self.ours or self.is_limit):
+            return "its layout cannot hold the weights"
         if device not in self.devices:
             return f"it runs on {' and '.join(self.devices)} only"
         if self.longest and longest > self.longest:
@@ -80,19 +77,35 @@ LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """The rows of candidates.toml, each with the fields of its group."""
+    """The rows of candidates.toml, each with the fields of its group, and every mode of other installed backends."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:
         fields = tables["groups"].get(row.pop("like", ""), {}) | row
         fields |= {name: tuple(fields[name].split()) for name in LISTS if name in fields}
         found.append(Candidate(**fields | {"kinds": tuple(fields["kinds"])}))
-    return tuple(found)
+    known = {candidate.choices.get("name") for candidate in found if candidate.ours}
+    return *found, *itertools.chain.from_iterable(_modes(name) for name in named() if name not in known)
+
+
+def _modes(name: str) -> Iterator[Candidate]:
+    """A candidate for each mode of a third party's backend; one that cannot be imported says so."""
+    fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
+    try:
+        build = backend(name)
+        given = {"needs": (), "dtypes": tuple(build.dtypes), "devices": tuple(build.devices())}
+    except ImportError:
+        yield Candidate(name, needs=(named()[name].partition(":")[0],), **fields)
+        return
+    for mode in build.modes:
+        yield Candidate(f"{name} {mode}", choices={"name": name, "mode": mode}, **given | fields)
 
 
 CANDIDATES = _candidates()
 
 
-def with_environment(candidate: Candidate, environment: dict[str, str]) -> Candidate:
-    """The same candidate in another environment."""
-    return dataclasses.replace(candidate, environment=candidate.environment | environment)
+def against(root: Path) -> list[Candidate]:
+    """Our columns and their twins in another checkout, each pair of a kind of its own: ratios are to the twin."""
+    ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
+    twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
+    return [*ours, *twins]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from benchmarks.race.timing import seconds
+from benchmarks.race.timing import WORK, seconds
 from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
@@ -20,9 +20,6 @@ MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
 """The matrix that is multiplied by a vector: 256 MB in float32, and 2 GB, far more than a cache holds."""
 
 TRIALS = 3
-
-WORK = 1e9
-"""The FLOPs, or bytes read, that the seconds of a limit are of."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from benchmarks.race.report import Report
-from benchmarks.race.standings import Quartiles, Standing
-from benchmarks.workloads import Workload
+from benchmarks.race.rows import Quartiles, Row
+from benchmarks.workloads import WORKLOADS, Workload
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter
@@ -42,27 +42,31 @@ GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 12
 """The curves, and the labels of their x axes."""
 
 
-def plots(report: Report) -> Iterator[tuple[str, str, Figure]]:
-    """The name, the caption and the figure of each plot."""
-    found = {workload.name: (workload, ran(rows)) for workload, rows in report.by_workload()}
-    for name, (workload, rows) in found.items():
-        if rows and not workload.growth:
-            yield f"throughput-{name}", f"Throughput, {name}", throughput(rows)
-    if decoding := {name: rows for name, (workload, rows) in found.items() if workload.kind == "decode" and rows}:
-        yield "decoding", "Latency of a token in greedy decoding", latency(decoding)
+def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """The name of each plot, and what draws it."""
+    found: dict[str, list[Row]] = {}
+    for row in ran(rows):
+        found.setdefault(row.workload, []).append(row)
+    for name, of_workload in found.items():
+        if not WORKLOADS[name].growth:
+            yield f"throughput-{name}", partial(throughput, of_workload)
+    if decoding := {name: found[name] for name in found if WORKLOADS[name].kind == "decode"}:
+        yield "decoding", partial(latency, decoding)
     for curve in GROWN_BY:
-        if growing := [(workload, rows) for workload, rows in found.values() if workload.growth == curve and rows]:
-            yield f"growth-{curve}", f"Growth with {curve}", growth(growing, curve)
-    if roof := roofline(report):
-        yield "roofline", "Roofline: what the machine allows, and what was reached", roof
+        if growing := [row for row in ran(rows) if row.task.growth == curve]:
+            yield f"growth-{curve}", partial(growth, growing, curve)
+    timed = [row for row in rows if row.seconds and row.task.dtype == "float32" and not row.task.growth]
+    roof, slope = (highest_limit(timed, of_memory=of_memory) for of_memory in (False, True))
+    if roof and slope and (ours := [row for row in ran(timed) if row.ours]):
+        yield "roofline", partial(roofline, ours, roof, slope)
 
 
-def ran(rows: Sequence[Standing]) -> list[Standing]:
+def ran(rows: Sequence[Row]) -> list[Row]:
     """The rows that have figures, without the limits."""
-    return [row for row in rows if row.seconds and not row.candidate.is_limit]
+    return [row for row in rows if row.seconds and not row.is_limit]
 
 
-def throughput(rows: Sequence[Standing]) -> Figure:
+def throughput(rows: Sequence[Row]) -> Figure:
     """Tokens a second with quartiles, a bar for each candidate, and the share of the limit."""
     figure, axes = _canvas(1.1 + 0.28 * len(rows))
     rows = list(reversed(rows))
@@ -80,7 +84,7 @@ def throughput(rows: Sequence[Standing]) -> Figure:
     return figure
 
 
-def latency(decoding: dict[str, list[Standing]]) -> Figure:
+def latency(decoding: dict[str, list[Row]]) -> Figure:
     """Milliseconds a token, a panel for each batch, and the time that reading the weights takes."""
     most = max(map(len, decoding.values()))
     figure, panels = _canvas(1.3 + 0.3 * most, len(decoding))
@@ -88,31 +92,30 @@ def latency(decoding: dict[str, list[Standing]]) -> Figure:
         rows = list(reversed(decoding[name]))
         for at, row in enumerate(rows):
             assert row.seconds is not None
-            each = row.seconds.times(1e3 / row.workload.new_tokens)
+            each = row.seconds.times(1e3 / row.task.new_tokens)
             _bar(axes, at, row, each)
         if (first := rows[0]).share and first.seconds:
-            bound = first.share.middle * first.seconds.middle * 1e3 / first.workload.new_tokens
+            bound = first.share.middle * first.seconds.middle * 1e3 / first.task.new_tokens
             axes.axvline(bound, color=INK, lw=1, ls=(0, (4, 3)))
             axes.text(bound, len(rows) - 0.3, " bound by memory", fontsize=8, color=INK, va="center")
             axes.set_ylim(-0.6, len(rows))
         _name_rows(axes, rows)
         axes.set_xlabel("ms a token")
-        axes.set_title(f"{name} (batch {first.workload.batch})", fontsize=10, loc="left")
+        axes.set_title(f"{name} (batch {first.task.batch})", fontsize=10, loc="left")
     return figure
 
 
-def growth(points: Sequence[tuple[Workload, list[Standing]]], curve: str) -> Figure:
+def growth(points: Sequence[Row], curve: str) -> Figure:
     """Milliseconds by length or batch, a line for each candidate."""
     figure, axes = _canvas(5.2)
-    lines: dict[str, list[Standing]] = {}
-    for _, rows in points:
-        for row in rows:
-            lines.setdefault(row.candidate.name, []).append(row)
+    lines: dict[str, list[Row]] = {}
+    for row in points:
+        lines.setdefault(row.candidate, []).append(row)
     marks: dict[str, int] = {}
-    for name, rows in sorted(lines.items(), key=lambda item: list(COLOURS).index(item[1][0].candidate.kinds[0])):
-        kind, ours = rows[0].candidate.kinds[0], rows[0].candidate.ours
+    for name, rows in sorted(lines.items(), key=lambda item: list(COLOURS).index(item[1][0].kind)):
+        kind, ours = rows[0].kind, rows[0].ours
         marks[kind] = marks.get(kind, -1) + 1
-        sizes = [row.workload.batch if curve == "batch" else max(row.workload.lengths.values()) for row in rows]
+        sizes = [row.task.batch if curve == "batch" else max(row.task.lengths.values()) for row in rows]
         times = [row.seconds.middle * 1e3 for row in rows if row.seconds]
         style: dict[str, Any] = {"lw": 2.2, "ls": "-"} if ours else {"lw": 1.0, "ls": (0, (5, 2)), "alpha": 0.8}
         mark = MARKS[marks[kind] % len(MARKS)]
@@ -122,32 +125,27 @@ def growth(points: Sequence[tuple[Workload, list[Standing]]], curve: str) -> Fig
     return figure
 
 
-def roofline(report: Report) -> Figure | None:
+def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
     """In float32, GFLOP/s by FLOPs for each byte of weights, below the machine's two limits."""
-    rows = [row for row in report.rows if row.workload.dtype == "float32" and not row.workload.growth]
-    roof, slope = highest_limit(rows, of_memory=False), highest_limit(rows, of_memory=True)
-    ours = [row for row in ran(rows) if row.candidate.ours]
-    if not (roof and slope and ours):
-        return None
     figure, axes = _canvas(5.2)
-    _limits(axes, roof, slope, [intensity(row.workload) for row in ours])
-    names = list(dict.fromkeys(row.workload.name for row in ours))
+    _limits(axes, roof, slope, [intensity(row.task) for row in ours])
+    names = list(dict.fromkeys(row.workload for row in ours))
     for name, mark in zip(names, MARKS * len(names), strict=False):
-        for row in (row for row in ours if row.workload.name == name):
-            color = COLOURS[row.candidate.kinds[0]]
-            axes.plot(intensity(row.workload), row.gflops or 0, mark, ms=7, color=color, mec="white")
+        for row in (row for row in ours if row.workload == name):
+            color = COLOURS[row.kind]
+            axes.plot(intensity(row.task), row.gigas or 0, mark, ms=7, color=color, mec="white")
         axes.plot([], [], mark, color=GREY, label=name, ls="")
-    for kind in dict.fromkeys(row.candidate.kinds[0] for row in ours):
+    for kind in dict.fromkeys(row.kind for row in ours):
         axes.plot([], [], "s", color=COLOURS[kind], label=f"ours: {kind}", ls="")
     axes.set_xscale("log")
     _logarithmic(axes, "FLOPs for each byte of weights that has to be read", "GFLOP/s")
     return figure
 
 
-def highest_limit(rows: Sequence[Standing], *, of_memory: bool) -> float:
+def highest_limit(rows: Sequence[Row], *, of_memory: bool) -> float:
     """The most FLOPs a second, or bytes of memory; 0 if none was measured."""
-    limits = [row for row in rows if row.candidate.is_limit and (row.workload.kind == "decode") == of_memory]
-    return max((row.per_second.middle for row in limits if row.per_second), default=0)
+    limits = [row for row in rows if row.is_limit and (row.task.kind == "decode") == of_memory]
+    return max((row.gigas * 1e9 for row in limits if row.gigas), default=0)
 
 
 def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float]) -> None:
@@ -178,14 +176,13 @@ def intensity(workload: Workload) -> float:
     return workload.flops / read
 
 
-def save(report: Report, folder: Path) -> list[tuple[str, str]]:
-    """Write every plot as a PNG into `folder`, and return their file names and captions."""
-    saved = []
+def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
+    """Write the plots that are wanted beside the results at `path`, named after them."""
     with mpl.rc_context(STYLE):
-        for name, caption, figure in plots(report):
-            figure.savefig(folder / f"{name}.png", dpi=150)
-            saved.append((f"{name}.png", caption))
-    return saved
+        for name, draw in plots(rows):
+            picture = path.with_name(f"{path.stem}-{name}.png")
+            if is_wanted(picture):
+                draw().savefig(picture, dpi=150)
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
@@ -202,19 +199,19 @@ def _plain_numbers(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
-def _bar(axes: Axes, at: int, row: Standing, value: Quartiles) -> None:
+def _bar(axes: Axes, at: int, row: Row, value: Quartiles) -> None:
     error = [[value.middle - value.low], [value.high - value.middle]]
-    style: dict[str, Any] = {"color": COLOURS[row.candidate.kinds[0]], "alpha": 1.0 if row.candidate.ours else PALER}
+    style: dict[str, Any] = {"color": COLOURS[row.kind], "alpha": 1.0 if row.ours else PALER}
     axes.barh(at, value.middle, xerr=error, ecolor=INK, error_kw={"lw": 0.8}, **style, height=0.72)
 
 
-def _name_rows(axes: Axes, rows: Sequence[Standing]) -> None:
-    axes.set_yticks(range(len(rows)), [row.candidate.name for row in rows])
+def _name_rows(axes: Axes, rows: Sequence[Row]) -> None:
+    axes.set_yticks(range(len(rows)), [row.candidate for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_fontweight("bold" if row.candidate.ours else "normal")
+        label.set_fontweight("bold" if row.ours else "normal")
 
 
-def _legend(axes: Axes, rows: Sequence[Standing]) -> None:
-    for kind in dict.fromkeys(row.candidate.kinds[0] for row in reversed(rows)):
+def _legend(axes: Axes, rows: Sequence[Row]) -> None:
+    for kind in dict.fromkeys(row.kind for row in reversed(rows)):
         axes.barh([0], [0], color=COLOURS[kind], label=kind)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

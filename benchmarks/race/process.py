@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import KERNEL_VARIABLES, THREAD_VARIABLES
+from benchmarks.environment import KERNEL_VARIABLES, ROOT, THREAD_VARIABLES, python_path
 from benchmarks.race.candidates import Candidate
-
-ROOT = Path(__file__).parents[2]
 
 SILENCE_LIMIT = 1800.0
 """The seconds for which a candidate may be silent, getting ready or running; then it is killed."""
@@ -33,7 +31,7 @@ to."""
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the oracle, the cores, and the device."""
+    """The folder of the oracle (of another checkout, its own), the cores, and the device."""
 
     folder: Path
     threads: int
@@ -44,12 +42,17 @@ class Process:
     """A process that runs `benchmarks.race.worker`."""
 
     def __init__(self, candidate: Candidate, place: Place) -> None:
-        order = {name: getattr(candidate, name) for name in ("needs", "build", "choices", "held")}
-        order |= {"folder": str(place.folder), "threads": place.threads, "device": place.device}
+        order = {name: getattr(candidate, name) for name in ("needs", "build", "choices")}
+        order |= {
+            "held": not candidate.is_limit,
+            "folder": str(place.folder),
+            "threads": place.threads,
+            "device": place.device,
+        }
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.race.worker", json.dumps(order)],
-            cwd=ROOT,
+            cwd=candidate.root or ROOT,
             env=environment(candidate, place.threads, place.device),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -110,8 +113,8 @@ class Process:
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
     """The variables of a candidate's process: these threads, the best kernels, and its own."""
-    path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), str(ROOT)]))
-    asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device] | {"PYTHONPATH": path}
+    asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device]
+    asked["PYTHONPATH"] = python_path(candidate.root or ROOT)
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}
     inherited = {name: value for name, value in os.environ.items() if name not in KERNEL_VARIABLES}
     return inherited | asked | wanted

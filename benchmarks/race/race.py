@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import memory
-from benchmarks.oracles import write_oracle
+from benchmarks.oracles import oracle_of
 from benchmarks.race.candidates import Candidate
 from benchmarks.race.process import Place, Process
 from benchmarks.workloads import Workload
@@ -44,8 +43,6 @@ class Conditions:
     rounds: int = 15
     threads: int = 1
     device: str = "cpu"
-    keeps_heap: bool = False
-    """Whether the allocator was told to keep large blocks."""
     memory: float = field(default_factory=free_memory)
 
 
@@ -55,16 +52,13 @@ class Result:
 
     candidate: Candidate
     workload: Workload
-    ready: dict[str, Any] | None = None
-    """The first answer of its process: conformity, memory, and the seconds until it was warm."""
+    ready: dict[str, Any] = field(default_factory=dict)
+    """What its process first answered: conformity, memory, and the seconds of its import and first call."""
     seconds: dict[int, float] = field(default_factory=dict)
     """By round."""
     failed: str = ""
     """Why there are no seconds, in one sentence."""
 
-
-Step = Callable[[str], None]
-"""Called with a description before each step."""
 
 Told = Callable[[Result], None]
 """Called with a result as soon as its candidate is ready, or has failed."""
@@ -74,7 +68,6 @@ def race(
     workload: Workload,
     candidates: Sequence[Candidate],
     conditions: Conditions,
-    step: Step = lambda description: None,
     told: Told = lambda result: None,
 ) -> list[Result]:
     """A result of every installed candidate that can run the workload; those that do not fit have failed."""
@@ -82,22 +75,16 @@ def race(
     fits, too_large = fitting(able, workload, conditions.memory)
     for result in too_large:
         told(result)
-    with tempfile.TemporaryDirectory() as folder:
-        step(f"{workload.name}: the oracle")
-        write_oracle(Path(folder), workload)
-        place = Place(Path(folder), conditions.threads, conditions.device)
-        return run_rounds(fits, workload, place, conditions.rounds, step, told) + too_large
+    places = {
+        root: Place(oracle_of(workload, root), conditions.threads, conditions.device)
+        for root in {candidate.root for candidate in fits}
+    }
+    return run_rounds(fits, workload, places, conditions.rounds, told) + too_large
 
 
 def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) -> list[Candidate]:
     """The candidates that are installed and can run the workload."""
     return [each for each in candidates if not each.why_missing() and not each.why_not(workload, device)]
-
-
-def steps(workload: Workload, candidates: Sequence[Candidate], conditions: Conditions) -> int:
-    """The number of times that `race` calls `step`."""
-    fits, _ = fitting(able_to(workload, candidates, conditions.device), workload, conditions.memory)
-    return 1 + len(fits) * (1 + conditions.rounds)
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
@@ -113,7 +100,7 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
             fits.append(candidate)
         else:
             sizes = f"it needs about {needed / 1e9:.3g} GB, and {left / 1e9:.3g} of {memory / 1e9:.3g} GB are left"
-            reason = f"does not fit into memory: {sizes}; choose fewer with --candidate"
+            reason = f"does not fit into memory: {sizes}; choose fewer with -k"
             too_large.append(Result(candidate, workload, failed=reason))
     return fits, too_large
 
@@ -136,25 +123,25 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 
 
 def run_rounds(
-    candidates: Sequence[Candidate], workload: Workload, place: Place, rounds: int, step: Step, told: Told
+    candidates: Sequence[Candidate], workload: Workload, places: Mapping[Path | None, Place], rounds: int, told: Told
 ) -> list[Result]:
     """Start the candidates, then run them in turns.
 
     On a CPU they get ready one after the other, and the seconds that each needs are its own. On a GPU, where compilers
     take far longer than all the rounds, some get ready side by side.
     """
-    at_once = 1 if place.device == "cpu" else max(1, place.threads // THREADS_OF_A_COMPILER)
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
     try:
         for number, result in enumerate(results):
-            step(f"{workload.name}: {result.candidate.name} gets ready")
-            processes += [Process(each.candidate, place) for each in results[len(processes) : number + at_once]]
+            place = places[result.candidate.root]
+            at_once = 1 if place.device == "cpu" else max(1, place.threads // THREADS_OF_A_COMPILER)
+            starting = [each.candidate for each in results[len(processes) : number + at_once]]
+            processes += [Process(candidate, places[candidate.root]) for candidate in starting]
             _get_ready(processes[number], result)
             told(result)
         for turn, order in enumerate(shuffled(len(results), rounds)):
             for index in order:
-                step(f"{workload.name}: {results[index].candidate.name}")
                 if not results[index].failed and runs_again(results[index], turn):
                     _time(processes[index], results[index], turn)
     finally:
@@ -169,10 +156,21 @@ def _get_ready(process: Process, result: Result) -> None:
     if "failed" in answer:
         result.failed = one_sentence(answer["failed"])
         return
-    held = answer["conformity"]
-    if held and not held["share"] <= 1:
-        result.failed = f"refused: it differs by {held['error']:.3g}, beyond its budget of {held['budget']:.3g}"
-    result.ready = answer
+    result.ready = {name: answer[name] for name in ("conformity", "first_seconds", "import_seconds")}
+    result.ready["peak_bytes"] = answer["device_peak_bytes"] or answer["peak_bytes"]
+    if not result.candidate.is_limit:
+        result.failed = refusal(answer["conformity"])
+
+
+def refusal(held: dict[str, float] | None) -> str:
+    """Why a result is not timed; nothing if it was compared with the oracle and is within its budget."""
+    if held is None:
+        return "refused: its result was not compared with the oracle"
+    if held["share"] <= 1:
+        return ""
+    if held["error"] == float("inf"):
+        return "refused: its result has another shape or precision"
+    return f"refused: it differs by {held['error']:.3g}, beyond its budget of {held['budget']:.3g}"
 
 
 def runs_again(result: Result, turn: int) -> bool:

@@ -11,6 +11,9 @@ WARM = 0.1
 """Seconds for which a GPU works before its clock is read, for an idle one has lowered its own clocks; as many calls
 again are timed."""
 
+WORK = 1e9
+"""The FLOPs, or bytes read, that the seconds of a limit are of."""
+
 Run = Callable[[], Any]
 
 

@@ -24,9 +24,8 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
     try:
         answer, run = prepared(order)
         _write(answers, answer)
-        is_limit = answer["work"] is not None
         for _ in commands:
-            _write(answers, {"seconds": run() if is_limit else seconds(run, order["device"])})
+            _write(answers, {"seconds": seconds(run, order["device"]) if order["held"] else run()})
     except Exception as error:  # noqa: BLE001 - any exception of a candidate is its result
         _write(answers, {"failed": f"{type(error).__name__}: {error}"})
 
@@ -37,28 +36,23 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
     from benchmarks.oracles import conformity, read_oracle, read_task, worst
-    from benchmarks.race.limits import WORK, Limit
 
     folder = Path(order["folder"])
     task = read_task(folder, order["device"])
     module, _, name = order["build"].partition(":")
     build = getattr(importlib.import_module(module), name)
-    build_seconds, run = clocked(lambda: build(task, **order["choices"]))
+    run = build(task, **order["choices"])
     del task
     first_seconds, result = clocked(run)
     peak, on_device = peak_bytes(), device_peak(order["device"])
     held = [conformity(read_oracle(folder), result)] if order["held"] else []
     del result
-    warm_seconds, result = clocked(run)
-    held += [conformity(read_oracle(folder), result)] if order["held"] else []
+    held += [conformity(read_oracle(folder), run())] if order["held"] else []
     return {
         "import_seconds": import_seconds,
-        "build_seconds": build_seconds,
         "first_seconds": first_seconds,
-        "warm_seconds": warm_seconds,
         "peak_bytes": peak,
         "device_peak_bytes": on_device,
-        "work": WORK if isinstance(run, Limit) else None,
         "conformity": worst(held) if held else None,
     }, run
 

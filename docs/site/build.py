@@ -66,8 +66,8 @@ def generated_pages() -> dict[str, str]:
 
 
 def _home() -> dict[str, str]:
-    """Return the home page with a port and another implementation of the same model side by side."""
-    text = site_text("README.md", written_pages())
+    """Return the home page with two implementations side by side, and the three columns as text."""
+    text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
     return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}", 1)}
 
 

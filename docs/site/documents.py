@@ -60,7 +60,7 @@ def _padding(column: str) -> Any:
 
 
 WRONG = "The document prints this under `ij,kj->ik`, which is A·Bᵀ and is not this."
-HEADS = _function("attention.split_heads", np.array([printed.TOKENS], np.float32), 2)
+HEADS = _function("mixers.attention.split_heads", np.array([printed.TOKENS], np.float32), 2)
 FUTURE = _function("masks.causal_mask", np.arange(5)[None], 5)
 
 NUMBERS: dict[str, tuple[Printed, ...]] = {

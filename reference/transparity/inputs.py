@@ -319,12 +319,12 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
     """Return how many of the `length` tokens of each row are valid: at least one."""
-    valid_lengths = as_array(name, value, InputError)
-    if valid_lengths.shape != (batch,) or valid_lengths.dtype.kind not in "iu":
-        raise InputError(f"{name} has the shape {counts.shape} and dtype {counts.dtype}; expected {batch} integers.")
-    if valid_lengths.min() < 1 or valid_lengths.max() > length:
-        raise InputError(f"{name} go from {counts.min()} to {counts.max()}; expected 1 to {length} for each row.")
-    return valid_lengths.astype(np.int64)
+    found = as_array(name, value, InputError)
+    if found.shape != (batch,) or found.dtype.kind not in "iu":
+        raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")
+    if found.min() < 1 or found.max() > length:
+        raise InputError(f"{name} go from {found.min()} to {found.max()}; expected 1 to {length} for each row.")
+    return found.astype(np.int64)
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:

@@ -1,20 +1,20 @@
-"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward."""
+"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward, each with its residual."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-from jaxtyping import Inexact
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_numpy.attention import cross_attention, project_key_value, self_attention
+from transparity_numpy.experts import mixture_of_experts
 from transparity_numpy.feed_forward import feed_forward
-from transparity_numpy.mixture.experts import mixture_of_experts
+from transparity_numpy.mixers.attention import cross_attention, project_key_value
+from transparity_numpy.mixers.table import MIXERS
 from transparity_numpy.normalization import norm
-from transparity_numpy.recurrent.recurrence import recurrence
+from transparity_numpy.residuals import RESIDUALS, Sublayer, add_residual
+from transparity_numpy.shapes import Hidden, Memory
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
@@ -23,103 +23,117 @@ def normalize(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     name: str,
-    x: Inexact[Array, "batch length embed_dim"],
+    x: Hidden,
     tap: Tap = identity,
     *,
     training: bool = False,
-) -> Inexact[Array, "batch length embed_dim"]:
+) -> Hidden:
     """Apply the norm `name` of a layer or stack, and tap it under its name."""
     return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
 
-def add_residual(
-    config: TransformerConfig, x: Inexact[Array, "batch length embed_dim"], y: Inexact[Array, "batch length embed_dim"]
-) -> Inexact[Array, "batch length embed_dim"]:
-    """x + y, or x + multiplier · y (Granite)."""
-    return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
-
-
-def sublayer_input(
+def residual(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     name: str,
-    x: Inexact[Array, "batch length embed_dim"],
-    context: LayerContext,
+    x: Hidden,
+    sublayer: Sublayer,
     tap: Tap = identity,
-) -> Inexact[Array, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `sandwich`, Gemma 2), else x; x before attention without
-    a norm (ModernBERT's first layer)."""
-    if config.norm_position in ("post", "post-branch") or (name == "self_attention" and not config.attention_norm):
-        return x
-    return normalize(config, parameters, f"{name}_norm", x, tap, training=context.training)
+    *,
+    training: bool = False,
+) -> Hidden:
+    """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
+    norms = [partial(_norm, config, parameters, f"{name}_{end}", tap, training) for end in ("norm", "post_norm")]
+    return RESIDUALS[config.norm_position](config, x, sublayer, *norms)
 
 
-def sublayer_output(
+def mix(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    name: str,
-    x: Inexact[Array, "batch length embed_dim"],
-    y: Inexact[Array, "batch length embed_dim"],
+    x: Hidden,
     context: LayerContext,
     tap: Tap = identity,
-) -> Inexact[Array, "batch length embed_dim"]:
-    """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`sandwich`; `post-branch`, OLMo 2)."""
-    if config.norm_position == "pre":
-        return add_residual(config, x, y)
-    if config.norm_position in ("sandwich", "post-branch"):
-        behind = f"{name}_post_norm" if config.norm_position == "sandwich" else f"{name}_norm"
-        y = normalize(config, parameters, behind, y, tap, training=context.training)
-        return add_residual(config, x, y)
-    return normalize(config, parameters, f"{name}_norm", add_residual(config, x, y), tap, training=context.training)
+    cache: Cache | None = None,
+) -> Hidden:
+    """Self-attention, or what `config.mixer_name` names in its place."""
+    scope, kept = scoped(tap, config.mixer_scope), (cache or {}).get(config.mixer_scope)
+    return MIXERS[config.mixer_name](config, parameters[config.mixer_scope], x, context, scope, kept)
+
+
+def feed(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
+    """The feed-forward, or a mixture of experts."""
+    function = mixture_of_experts if config.num_experts else feed_forward
+    return function(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
+
+
+def attend_to_memory(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
+    if config.memory_norm and context.memory is not None:
+        memory = normalize(config, parameters, "memory_norm", context.memory, tap, training=context.training)
+        context = context._replace(memory=memory)
+    scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
+    return cross_attention(config, parameters["cross_attention"], x, context, scope, kept)
 
 
 def layer(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
+    x: Hidden,
     context: LayerContext,
     tap: Tap = identity,
     cache: Cache | None = None,
-) -> Inexact[Array, "batch queries embed_dim"]:
-    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any; or attention and
-    feed-forward as parallel branches (GPT-J, GPT-NeoX).
+) -> Hidden:
+    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
-    caches = cache or {}
-    feed = mixture_of_experts if config.num_experts else feed_forward
-    normed = sublayer_input(config, parameters, "self_attention", x, context, tap)
-    scope, kept = scoped(tap, config.mixer_scope), caches.get(config.mixer_scope)
-    mix = self_attention if config.mixer == "attention" else recurrence
-    y = mix(config, parameters[config.mixer_scope], normed, context, scope, kept)
     if config.branches != "sequential":
-        own = config.branches == "parallel"
-        z = sublayer_input(config, parameters, "feed_forward", x, context, tap) if own else normed
-        z = feed(config, parameters["feed_forward"], z, scoped(tap, "feed_forward"))
-        return tap("output", add_residual(config, add_residual(config, x, y), z))
-    x = sublayer_output(config, parameters, "self_attention", x, y, context, tap)
+        return parallel_layer(config, parameters, x, context, tap, cache)
+    add = partial(residual, config, parameters, tap=tap, training=context.training)
+    x = add("self_attention", x, lambda x: mix(config, parameters, x, context, tap, cache))
     if context.memory_mask is not None:
-        y = sublayer_input(config, parameters, "cross_attention", x, context, tap)
-        if config.memory_norm and context.memory is not None:
-            memory = normalize(config, parameters, "memory_norm", context.memory, tap, training=context.training)
-            context = context._replace(memory=memory)
-        scope, kept = scoped(tap, "cross_attention"), caches.get("cross_attention")
-        y = cross_attention(config, parameters["cross_attention"], y, context, scope, kept)
-        x = sublayer_output(config, parameters, "cross_attention", x, y, context, tap)
-    if not config.feed_forward_dim:
-        return tap("output", x)
-    y = sublayer_input(config, parameters, "feed_forward", x, context, tap)
-    y = feed(config, parameters["feed_forward"], y, scoped(tap, "feed_forward"))
-    x = sublayer_output(config, parameters, "feed_forward", x, y, context, tap)
+        x = add("cross_attention", x, lambda x: attend_to_memory(config, parameters, x, context, tap, cache))
+    if config.feed_forward_dim:
+        x = add("feed_forward", x, lambda x: feed(config, parameters, x, tap))
     return tap("output", x)
 
 
-def cross_attention_cache(
-    config: TransformerConfig, parameters: Mapping[str, Any], memory: Inexact[Array, "batch keys embed_dim"]
-) -> Cache:
+def parallel_layer(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
+    normed = partial(normalize, config, parameters, tap=tap, training=context.training)
+    shared = normed("self_attention_norm", x)
+    y = mix(config, parameters, shared, context, tap, cache)
+    z = normed("feed_forward_norm", x) if config.branches == "parallel" else shared
+    z = feed(config, parameters, z, tap)
+    return tap("output", add_residual(config, add_residual(config, x, y), z))
+
+
+def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
     """Keys and values of a layer's cross-attention, for every later step."""
     if config.memory_norm:
         memory = normalize(config, parameters, "memory_norm", memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory)
+    key, value = project_key_value(config, parameters["cross_attention"], memory, identity)
     return {"key": key, "value": value}
+
+
+def _norm(
+    config: TransformerConfig, parameters: Mapping[str, Any], name: str, tap: Tap, training: bool, x: Hidden
+) -> Hidden:
+    """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
+    if name == "self_attention_norm" and not config.attention_norm:
+        return x
+    return normalize(config, parameters, name, x, tap, training=training)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
 from transparity.config import TargetMask, WindowKind
-from transparity_numpy.positions import distances
+from transparity_numpy.positions.relative import distances
 
 
 def visible_keys(

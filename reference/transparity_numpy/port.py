@@ -18,7 +18,7 @@ from transparity_numpy.arithmetic.rounding import rounding
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import prefill, step
-from transparity_numpy.fast.threads import can_split, filled, split_batch
+from transparity_numpy.fast.threads import can_split, split_batch
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
@@ -52,7 +52,10 @@ class NumpyForward(CheckedForward):
     def _logits_into(self, out: np.ndarray, inputs: Inputs) -> np.ndarray:
         check_dtype(check_kind("out", out, np.ndarray), self.dtype)
         forward = functools.partial(transformer, self.config, self.parameters, tap=self.tap)
-        return (split_batch if can_split(inputs) else filled)(forward, inputs, out)
+        if can_split(inputs):
+            return split_batch(forward, inputs, out)
+        out[...] = forward(**inputs)
+        return out
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), targets, self.config.pad_id))

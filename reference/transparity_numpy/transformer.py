@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
@@ -14,12 +14,16 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.embeddings import Source, embed
-from transparity_numpy.head import head, pool
+from transparity_numpy.heads.pooled import pool
+from transparity_numpy.heads.table import head
+from transparity_numpy.inputs.embedding import Source, embed
 from transparity_numpy.layers import layer, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_numpy.normalization import norm
-from transparity_numpy.positions import query_temperature, rotary_tables, score_bias
+from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.positions.temperature import query_temperature
+from transparity_numpy.rotary.tables import rotary_tables
+from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
@@ -38,11 +42,11 @@ def stack(
     name: str,
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch queries embed_dim"],
+    x: Hidden,
     context: LayerContext,
     tap: Tap = identity,
     cache: list[Cache] | None = None,
-) -> Inexact[Array, "batch queries embed_dim"]:
+) -> Hidden:
     """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
     x = tap("embedding", x)
     if config.embedding_norm:
@@ -63,15 +67,15 @@ def encoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
     tokens: Source,
-    is_token: Bool[Array, "batch length"],
+    is_token: IsToken,
     tap: Tap = identity,
     *,
-    token_types: Int[Array, "batch length"] | None = None,
+    token_types: TokenIds | None = None,
     training: bool = False,
-) -> Inexact[Array, "batch length embed_dim"]:
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `is_token`."""
+) -> Hidden:
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are not padding."""
     positions, keys = np.arange(is_token.shape[1])[None], is_token.shape[1]
-    x = embed(config.for_stack("encoder"), parameters, tokens, positions, is_token, token_types, tap)
+    x = embed("encoder", config, parameters, tokens, positions, is_token, token_types, tap)
     context = LayerContext(
         mask=padding_mask(is_token),
         positions=positions,
@@ -84,17 +88,17 @@ def encoder(
 def decoder(
     config: TransformerConfig,
     parameters: Mapping[str, Any],
-    tokens: Int[Array, "batch queries"],
-    is_token: Bool[Array, "batch keys"],
+    tokens: TokenIds,
+    is_token: IsToken,
     tap: Tap = identity,
     *,
-    positions: Int[Array, "batch queries"] | None = None,
-    memory: Inexact[Array, "batch memory embed_dim"] | None = None,
+    positions: TokenIds | None = None,
+    memory: Memory | None = None,
     memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
     cache: list[Cache] | None = None,
-    valid_lengths: Int[Array, " batch"] | None = None,
+    valid_lengths: Lengths | None = None,
     training: bool = False,
-) -> Inexact[Array, "batch queries embed_dim"]:
+) -> Hidden:
     """Decode `tokens`, each of which sees itself and earlier tokens.
 
     Args:
@@ -106,7 +110,7 @@ def decoder(
         valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, is_token.shape[1]
-    x = embed(config, parameters, tokens, positions, is_token)
+    x = embed("decoder", config, parameters, tokens, positions, is_token)
     masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
     context = LayerContext(
         mask=target_mask(positions, is_token, config.decoder_mask),
@@ -123,10 +127,10 @@ def decoder(
 
 def encoder_input(
     config: TransformerConfig,
-    tokens: Int[Array, "batch length"] | None,
-    pixels: Inexact[Array, "batch channels height width"] | None,
-    attention_mask: Bool[Array, "batch length"] | Int[Array, "batch length"] | None,
-) -> tuple[Any, Bool[Array, "batch length"]]:
+    tokens: TokenIds | None,
+    pixels: Pixels | None,
+    attention_mask: IsToken | SourceIds | None,
+) -> tuple[Any, IsToken]:
     """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
     if pixels is not None:
         return pixels, np.ones((len(pixels), config.max_length), bool)
@@ -138,17 +142,16 @@ def transformer(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
     *,
-    source: Int[Array, "batch keys"] | Inexact[Array, "batch mel_bins frames"] | None = None,
-    target: Int[Array, "batch queries"] | None = None,
-    tokens: Int[Array, "batch length"] | None = None,
-    pixels: Inexact[Array, "batch channels height width"] | None = None,
-    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
-    token_types: Int[Array, "batch length"] | None = None,
+    source: SourceIds | Frames | None = None,
+    target: TokenIds | None = None,
+    tokens: TokenIds | None = None,
+    pixels: Pixels | None = None,
+    attention_mask: IsToken | SourceIds | None = None,
+    token_types: TokenIds | None = None,
     tap: Tap = identity,
     training: bool = False,
-    out: Inexact[Array, "batch length vocab"] | Inexact[Array, "batch features"] | None = None,
-) -> Inexact[Array, "batch length vocab"] | Inexact[Array, "batch length embed_dim"] | Inexact[Array, "batch features"]:
-    """Logits of the next token (in the memory of `out`, if they can be), or the other output that `config.head` names.
+) -> Inexact[Array, "batch length vocab"] | Hidden | Inexact[Array, "batch features"]:
+    """Logits of the next token, or the other output that `config.head` names.
 
     Args:
         parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
@@ -173,4 +176,4 @@ def transformer(
         x = decoder(config, tree["decoder"], tokens, is_token, scope, training=training)
     if config.is_pooled:
         x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
-    return tap("logits", head(config, tree, x, out))
+    return tap("logits", head(config, tree, x))

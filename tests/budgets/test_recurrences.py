@@ -16,7 +16,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 RECURRENT = next(config for config in CASES.values() if config.is_recurrent)
-RULE = "transparity_numpy.recurrent.recurrence.gated_delta_rule"
+RULE = "transparity_numpy.mixers.gated_delta.gated_delta_rule"
 
 
 @pytest.fixture(scope="module", params=range(3))

@@ -13,7 +13,7 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, recording
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.report.comparison import difference
-from transparity_numpy.attention import attention
+from transparity_numpy.mixers.attention import attention
 
 HEADS, HEAD_DIM = 2, 3
 STEP = 1e-20

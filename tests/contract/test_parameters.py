@@ -19,7 +19,9 @@ from transparity import (
     save_parameters,
     tap_shapes,
 )
+from transparity.parameters import RENAMED, open_parameters
 from transparity.protocol import Backend, Harness
+from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.report.comparison import as_numbers
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS}
@@ -137,3 +139,18 @@ def test_the_taps_have_the_shapes_that_they_are_said_to_have(config: Transformer
     taps = backend(config, numbered(config), mode="eager")(**tokens)
     shapes = tap_shapes(config, 2, **lengths)
     assert [(name, tuple(value.shape)) for name, value in taps.items()] == list(shapes.items())
+
+
+def test_a_file_with_the_old_names_of_parameters_is_read(tmp_path: Path) -> None:
+    config = MODELS["mamba2"]
+    parameters = initialize_parameters(config)
+    old = {now: before for before, now in RENAMED.items()}
+    renamed = {}
+    for name, value in parameters.items():
+        scope, _, last = name.rpartition(".")
+        renamed[f"{scope}.{old.get(last, last)}"] = value
+    assert set(renamed) != set(parameters)
+    save_parameters(tmp_path / "old.safetensors", renamed)
+    assert set(load_parameters(tmp_path / "old.safetensors", config)) == set(parameters)
+    with open_parameters(tmp_path / "old.safetensors", config) as opened:
+        assert set(opened) == set(parameters)

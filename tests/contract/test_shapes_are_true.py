@@ -22,7 +22,7 @@ with install_import_hook(package, "beartype.beartype"):
 """
 
 WRONG_SHAPES = """
-split_heads, scores = harness.function("attention.split_heads"), harness.function("attention.attention_scores")
+split_heads, scores = (harness.function(f"mixers.attention.{name}") for name in ("split_heads", "attention_scores"))
 query, key, other = (np.ones(shape, np.float32) for shape in [(2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)])
 assert split_heads(np.ones((2, 3, 4), np.float32), 2).shape == (2, 2, 3, 2)
 assert scores(query, key, 1.0).shape == (2, 3, 5, 7)

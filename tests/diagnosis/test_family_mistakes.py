@@ -32,8 +32,10 @@ from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
-from transparity_numpy.embeddings import embed
-from transparity_numpy.positions import alibi_slopes, rotary_tables, score_bias
+from transparity_numpy.inputs.embedding import embed
+from transparity_numpy.positions.alibi import alibi_slopes
+from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.transformer import transformer
 
 Build = Callable[[TransformerConfig, Arrays], Any]

@@ -18,7 +18,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.undetermined import tied_positions
 from transparity_conformance.report.report import Report
-from transparity_numpy.mixture import experts
+from transparity_numpy import experts
 from transparity_numpy.transformer import transformer
 
 ROUTER = "decoder.layers.1.feed_forward.router.weight"
@@ -49,7 +49,7 @@ def answers(of: Probe, choice: Callable[..., np.ndarray] = highest) -> Arrays:
     """Every tap of a float32 port that chooses experts by `choice`."""
     taps: Arrays = {}
     given: dict[str, Any] = dict(of.inputs)
-    with patch("transparity_numpy.mixture.experts.highest", choice):
+    with patch("transparity_numpy.experts.highest", choice):
         transformer(of.config, of.parameters, **given, tap=recording(taps))
     return taps
 

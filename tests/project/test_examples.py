@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import typer
+import torch
 
 pytest.importorskip("matplotlib", reason="the examples' plot needs matplotlib")
 
 from examples import character_model, toy_translation
 from examples.character_model import JAX, PYTORCH, TRAINING, Learned, learn, nudged
-from examples.toy_translation import CONFIG, Framework
+from examples.textbook.attention_is_all_you_need_pytorch import Transformer
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
@@ -111,72 +110,49 @@ def test_the_character_model_runs_and_plots(
         assert said in printed
 
 
-class Recorder:
-    """A backend that learns nothing and keeps its batches; it translates perfectly if `answer`, else not at all."""
-
-    def __init__(self, answer: bool = False) -> None:
-        self.batches: list[Mapping[str, Any]] = []
-        self.answer = answer
-
-    def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-        return self
-
-    def train(self, batches: Sequence[Mapping[str, Any]], training: Any) -> tuple[list[float], dict[str, np.ndarray]]:
-        self.batches += batches
-        return [1.0] * len(batches), {}
-
-    def generate(self, prompt: None, max_new_tokens: int, *, source: np.ndarray) -> np.ndarray:
-        if not self.answer:
-            return np.full((len(source), 1 + max_new_tokens), toy_translation.BOS)
-        words = toy_translation.words_of(source[:, 1:])
-        return toy_translation.tokens_of(toy_translation.backwards(words))
-
-
 def test_no_held_out_word_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of two letters there are 14 words of up to three: half of them held out, every batch would have some.
-    for name, value in {"LETTERS": "ab", "SHORTEST": 1, "LONGEST": 3, "BATCH": 5}.items():
+    for name, value in {"LETTERS": "ab", "SHORTEST": 1, "LONGEST": 3}.items():
         monkeypatch.setattr(toy_translation, name, value)
-    held_out = toy_translation.random_words(np.random.default_rng(0), 7)
-    assert len(set(held_out)) == 7
-    backend: Any = Recorder()
-    list(toy_translation.rounds(backend, held_out, held_out, steps=20))
-    sources = [toy_translation.words_of(batch["source"][:, 1:]) for batch in backend.batches]
-    targets = [toy_translation.words_of(batch["targets"]) for batch in backend.batches]
-    assert len(sources) == 20 * toy_translation.ROUNDS
-    trained = {word for words in sources for word in words}
-    assert trained == {word[::-1] for words in targets for word in words}
+    held_out = {"a", "bb", "aba", "abb", "bab", "ba", "aaa"}
+    sources: list[torch.Tensor] = []
+    model = small_translator()
+    model.register_forward_pre_hook(lambda module, given: sources.append(given[0]))
+    toy_translation.train(model, held_out, steps=20)
+    trained = {word for source in sources for word in toy_translation.words_of(source)}
+    assert len(sources) == 20
     assert len(trained) == 7
-    assert not trained & set(held_out)
+    assert not trained & held_out
 
 
-def test_words_are_spelled_backwards_from_bos_to_eos() -> None:
-    batch = toy_translation.batch_of(["abcd", "zyxwv"])
-    a, z = toy_translation.FIRST_LETTER, toy_translation.FIRST_LETTER + 25
-    assert batch["source"][0, :7].tolist() == [1, a, a + 1, a + 2, a + 3, 2, 0]
-    assert batch["target"][0, :7].tolist() == [1, a + 3, a + 2, a + 1, a, 2, 0]
-    assert batch["targets"][1, :7].tolist() == [z - 4, z - 3, z - 2, z - 1, z, 2, 0]
+def small_translator() -> Transformer:
+    random.seed(0)
+    torch.manual_seed(0)
+    return Transformer(toy_translation.FIRST_LETTER + 26, d_model=32, heads=4, d_ff=128, layers=1, dropout=0)
 
 
-def test_words_of_different_lengths_are_all_there() -> None:
-    words = toy_translation.random_words(np.random.default_rng(0), 200)
+def test_words_of_different_lengths_come_back_from_their_tokens() -> None:
+    words = toy_translation.random_words(200)
     assert {len(word) for word in words} == set(range(toy_translation.SHORTEST, toy_translation.LONGEST + 1))
-    assert toy_translation.words_of(toy_translation.tokens_of(words)[:, 1:]) == words
+    assert toy_translation.words_of(toy_translation.tokens_of(words)) == words
 
 
 def test_the_toy_translation_learns() -> None:
-    words = toy_translation.random_words(np.random.default_rng(1), 20)
-    build = toy_translation.backend(Framework.pytorch)
-    done = next(toy_translation.rounds(build, words, words, steps=40))
-    assert done.loss < 0.9 * np.log(CONFIG.vocab_size), "less than without knowing anything"
+    lengths = range(toy_translation.SHORTEST, toy_translation.LONGEST + 1)
+    unread = (np.mean(lengths) * np.log(26) + np.log(len(lengths))) / (np.mean(lengths) + 1)
+    losses = toy_translation.train(small_translator(), steps=200)
+    assert np.mean(losses[-10:]) < unread, "the least loss per token of a model that does not read the source"
 
 
-@pytest.mark.parametrize(("answer", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
 def test_the_exit_code_says_whether_enough_is_right(
-    answer: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    right: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(toy_translation, "ROUNDS", 1)
-    monkeypatch.setattr(toy_translation, "backend", lambda framework: Recorder(answer))
-    with pytest.raises(typer.Exit) as left:
-        toy_translation.main(Framework.flax, seed=1)
-    assert left.value.exit_code == code
+    answers = {
+        True: lambda model, words: [word[::-1] for word in words],
+        False: lambda model, words: ["no"] * len(words),
+    }
+    monkeypatch.setattr(toy_translation, "train", lambda model, held_out: [])
+    monkeypatch.setattr(toy_translation, "translate", answers[right])
+    assert toy_translation.main() == code
     assert f"{1 - code:.1%} of 1000 words" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from docs.site.side_by_side.probe import COLUMN, LINES, Seen, models, tokens, wa
 from docs.site.side_by_side.sources import Definition, definitions
 
 from transparity.taps import tap_shapes
-from transparity_numpy.attention import attention_weights
+from transparity_numpy.mixers.attention import attention_weights
 
 
 def stems(folder: str) -> set[str]:

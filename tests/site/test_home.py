@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from docs import three_columns
 from docs.site import kept
-from docs.site.pages import ROOT
+from docs.site.pages import ROOT, site_text, written_pages
 from docs.site.side_by_side import home
 
 
@@ -21,3 +22,12 @@ def test_both_lines_are_marked_with_three_around_each(monkeypatch: pytest.Monkey
 
 def test_the_home_page_has_the_heading_that_the_answer_comes_before() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count(home.BEFORE) == 1
+
+
+def test_the_picture_of_the_columns_is_text_on_the_home_page() -> None:
+    text = site_text("README.md", written_pages())
+    assert len(home.PICTURE.findall(text)) == 1
+    for title, file in three_columns.COLUMNS.items():
+        assert f'title="{title}"' in home.textbook()
+        assert "query @ key.mT" in (ROOT / file).read_text(encoding="utf-8")
+    assert home.textbook().count("query @ key.mT") == 3

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jax.sharding import PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes, why_uncut
+from transparity.parameters import parameter_shapes, why_whole
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
@@ -63,7 +63,7 @@ def report(plan: Plan) -> list[str]:
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), REPLICATED)
-    if ranks > 1 and (fallback := why_uncut(config, name, ranks)):
+    if ranks > 1 and (fallback := why_whole(config, name, ranks)):
         return Placed(REPLICATED, fallback)
     if placement == REPLICATED or ranks == 1:
         return Placed(REPLICATED)

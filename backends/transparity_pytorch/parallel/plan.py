@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch.distributed.tensor import Replicate, Shard
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes, why_uncut
+from transparity.parameters import parameter_shapes, why_whole
 
 PLACEMENTS: dict[str, Shard] = {
     r".*\.token_embedding\.weight": Shard(0),  # vocabulary
@@ -55,7 +55,7 @@ def report(plan: Plan) -> list[str]:
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
     placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
-    if ranks > 1 and (fallback := why_uncut(config, name, ranks)):
+    if ranks > 1 and (fallback := why_whole(config, name, ranks)):
         return Placed(Replicate(), fallback)
     if placement is None or ranks == 1:
         return Placed(Replicate())

@@ -16,7 +16,7 @@ from transparity_conformance.catalogue.feed_forward import activated
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import softmax
-from transparity_numpy.mixture.experts import SCORES, choose, highest, router_weights
+from transparity_numpy.experts import SCORES, choose, highest, router_weights
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

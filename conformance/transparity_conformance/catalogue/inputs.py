@@ -18,7 +18,7 @@ from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import Call, Mask, MaskParts, given_mask, padding_at
-from transparity_numpy.embeddings import patches
+from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
 """Orders of the patches (batch, rows, columns, numbers)."""

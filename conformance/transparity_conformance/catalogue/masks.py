@@ -15,7 +15,7 @@ from transparity_conformance.catalogue.fault import Fault, Patch, Settings, Walk
 from transparity_conformance.catalogue.sites import Value, has_padding
 from transparity_conformance.oracle.undetermined import MaskParts, own_config, right_mask, split
 from transparity_numpy.arithmetic.functional import softmax
-from transparity_numpy.attention import attention_weights, repeat_heads
+from transparity_numpy.mixers.attention import attention_weights, repeat_heads
 
 
 def layer_of(site: str) -> int:

@@ -31,7 +31,7 @@ from transparity_conformance.catalogue.sites import (
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import silu
-from transparity_numpy.attention import project_heads
+from transparity_numpy.mixers.attention import project_heads
 from transparity_numpy.normalization import norm
 
 

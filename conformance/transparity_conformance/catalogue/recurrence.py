@@ -23,8 +23,8 @@ from transparity_conformance.catalogue.sites import (
 )
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
-from transparity_numpy.attention import merge_heads, repeat_heads, split_heads
-from transparity_numpy.recurrent.recurrence import causal_convolution
+from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_numpy.mixers.convolution import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From the weights (features, width) and what is convolved to the result, in front of the activation."""

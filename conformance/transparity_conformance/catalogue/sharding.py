@@ -18,7 +18,7 @@ from transparity_conformance.catalogue.sites import Value, distances_at, paramet
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import MaskParts, split
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.positions import alibi_slopes
+from transparity_numpy.positions.alibi import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
 """The linear maps whose inputs are sharded, by their tap: their name, and the tap of their input."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_numpy.mixture.experts import SCORES
+from transparity_numpy.experts import SCORES
 from transparity_numpy.transformer import transformer
 
 Arrays = Mapping[str, np.ndarray]

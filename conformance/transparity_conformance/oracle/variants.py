@@ -34,9 +34,10 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
-from transparity_numpy.attention import attention as in_blocks
-from transparity_numpy.attention import attention_scores, merge_heads, repeat_heads
-from transparity_numpy.positions import RotaryTables, rotary_frequencies
+from transparity_numpy.mixers.attention import attention as in_blocks
+from transparity_numpy.mixers.attention import attention_scores, merge_heads, repeat_heads
+from transparity_numpy.rotary.tables import rotary_frequencies
+from transparity_numpy.shapes import RotaryTables
 
 Formula = Callable[[np.float32, np.ndarray], np.ndarray]
 
@@ -109,7 +110,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
         both = [np.sin(angles), np.cos(angles)]
         return np.stack(both, -1).reshape(length, embed_dim) if layout == "interleaved" else np.concatenate(both, -1)
 
-    return {"transformer.rotary_tables": rotary_tables, "embeddings.sinusoidal_positions": sinusoidal_positions}
+    return {"transformer.rotary_tables": rotary_tables, "inputs.embedding.sinusoidal_positions": sinusoidal_positions}
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
@@ -215,8 +216,8 @@ def weight_so_far(beta: float, step: int) -> float:
 
 
 IN_SEQUENCE_AND_CHUNKS = {
-    "attention.attention": attention,
-    "recurrent.recurrence.gated_delta_rule": gated_delta_rule,
-    "recurrent.recurrence.state_space_rule": state_space_rule,
+    "mixers.attention.attention": attention,
+    "mixers.gated_delta.gated_delta_rule": gated_delta_rule,
+    "mixers.state_space.state_space_rule": state_space_rule,
     "training.optimization._weight_so_far": weight_so_far,
 }

@@ -1,4 +1,4 @@
-"""The home page's answer: a port beside the implementation that it departs from, as the checker finds it."""
+"""The home page's own parts: two implementations side by side, and the columns as text in place of a picture."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from docs import three_columns
 from docs.site.kept import kept
 from docs.site.pages import ROOT
 
@@ -21,8 +22,20 @@ PAGE = ROOT / "docs/against.md"
 BEFORE = "## Read the columns"
 """The heading of README.md that the answer comes before."""
 
+PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
+"""The picture that the home page has as text, which a narrow window breaks into one column."""
+
 AROUND = 3
 """Lines that are shown before and after each."""
+
+
+def textbook() -> str:
+    """Return the content of the picture as three blocks of code."""
+    blocks = []
+    for index, title in enumerate(three_columns.COLUMNS):
+        code = "\n".join(row[index] for row in three_columns.rows())
+        blocks.append(f'<div markdown>\n```python title="{title}"\n{code}\n```\n</div>')
+    return '<div class="three" markdown>\n' + "\n".join(blocks) + "\n</div>"
 
 
 def files() -> dict[str, str]:

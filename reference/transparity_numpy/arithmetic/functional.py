@@ -21,13 +21,11 @@ STEP = 1e-20
 
 
 def linear(
-    parameters: Mapping[str, Array],
-    x: Inexact[Array, "*batch features_in"],
-    out: Inexact[Array, "*batch features_out"] | None = None,
+    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
 ) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent. The fast path writes into `out`, if it can."""
+    """x Wᵀ + b; `bias` may be absent."""
     if fast_linear.applies(x):
-        return fast_linear.linear(parameters, x, out)
+        return fast_linear.linear(parameters, x)
     product = x @ parameters["weight"].T
     return product + parameters["bias"] if "bias" in parameters else product
 

@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.head import head
+from transparity_numpy.heads.table import head
 from transparity_numpy.layers import cross_attention_cache
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.state.cache import Cache, empty_cache, mark_valid, next_positions

@@ -21,17 +21,11 @@ def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
 
 
 def linear(
-    parameters: Mapping[str, Array],
-    x: Inexact[Array, "*batch features_in"],
-    out: Inexact[Array, "*batch features_out"] | None = None,
+    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
 ) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent. With many rows it is in the memory of `out`, if that is contiguous."""
+    """x Wᵀ + b; `bias` may be absent."""
     rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
-    if len(rows) <= FEW:
-        product = np.ascontiguousarray((weight @ rows.T).T)
-    else:
-        into = out.reshape(-1, len(weight)) if out is not None and out.flags.c_contiguous else None
-        product = np.matmul(rows, weight.T, out=into)
+    product = np.ascontiguousarray((weight @ rows.T).T) if len(rows) <= FEW else rows @ weight.T
     if "bias" in parameters:
         # In the memory of the product, unless the bias is of a wider type.
         bias = parameters["bias"]

@@ -30,19 +30,11 @@ def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out
 
     def of_rows(begin: int, end: int) -> None:
         with _one_core_a_product():
-            filled(function, {name: value[begin:end] for name, value in tokens.items()}, out[begin:end])
+            out[begin:end] = function(**{name: value[begin:end] for name, value in tokens.items()})
 
     # Some libraries apply the limit to all threads, some to the calling thread: set both.
     with _ALONE, _one_core_a_product(), ThreadPoolExecutor(len(bounds) - 1) as pool:
         list(pool.map(of_rows, bounds[:-1], bounds[1:]))  # raises what they raise
-    return out
-
-
-def filled(function: Callable[..., Array], tokens: Mapping[str, Array], out: Array) -> Array:
-    """`function(**tokens)` in `out`, copied there unless it was computed there."""
-    result = function(**tokens, out=out)
-    if not np.may_share_memory(result, out):
-        out[...] = result
     return out
 
 

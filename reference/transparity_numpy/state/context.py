@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity_numpy.positions import RotaryTables
+from transparity_numpy.shapes import RotaryTables
 
 
 class LayerContext(NamedTuple):

@@ -135,6 +135,7 @@ CACHE_FAULTS = _read(
     "cache",
     "cache",
     "decoding.steps.step",
-    *("attention", "recurrent.recurrence", "layers", "transformer"),
+    *("mixers.attention", "mixers.convolution", "mixers.recurrence", "mixers.gated_delta", "mixers.state_space"),
+    *("mixers.latent", "mixers.table", "layers", "transformer"),
     call=decode,
 )

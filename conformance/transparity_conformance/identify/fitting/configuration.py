@@ -27,7 +27,6 @@ from transparity_conformance.identify.fitting.values.norms import Norm, eps_besi
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.head import pooled_head
 
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""
@@ -269,6 +268,6 @@ def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) ->
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
         config = found.config(**fields)
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        if all(is_same(pooled_head(config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)):
+        if all(is_same(head(config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)):
             found.take(fields)
             return

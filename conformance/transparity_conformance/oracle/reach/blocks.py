@@ -14,10 +14,10 @@ from unittest import mock
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW, TransformerConfig
-from transparity_numpy import attention as of_reference
-from transparity_numpy.attention import repeat_heads
 from transparity_numpy.masks import target_mask, window_mask
-from transparity_numpy.positions import score_bias
+from transparity_numpy.mixers import attention as of_reference
+from transparity_numpy.mixers.attention import repeat_heads
+from transparity_numpy.positions.bias import score_bias
 
 BLOCK = 128
 """Queries of a block, as in the reference's own fused attention."""
@@ -126,6 +126,6 @@ def blocks_of_queries() -> Iterator[None]:
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
         mock.patch("transparity_numpy.transformer.window_mask", _window_mask),
         mock.patch("transparity_numpy.transformer.score_bias", _score_bias),
-        mock.patch("transparity_numpy.attention.attention", _in_blocks(of_reference.attention)),
+        mock.patch("transparity_numpy.mixers.attention.attention", _in_blocks(of_reference.attention)),
     ):
         yield

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.head import head
+from transparity_numpy.heads.table import head
 from transparity_numpy.transformer import transformer
 
 NUMBERS = 2**23
@@ -112,7 +112,7 @@ class LongOracle:
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
         # The specification has no switch for this: the head is applied here, by blocks.
-        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x, out: x):
+        with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
 

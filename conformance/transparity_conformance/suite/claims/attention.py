@@ -44,9 +44,9 @@ def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
     record = bench.evidence("counted")
-    split = bench.function("attention.split_heads")(x, 4)
+    split = bench.function("mixers.attention.split_heads")(x, 4)
     yield record.exactly("split", split, truth)
-    yield record.exactly("merged", bench.function("attention.merge_heads")(np.asarray(truth, np.float32)), x)
+    yield record.exactly("merged", bench.function("mixers.attention.merge_heads")(np.asarray(truth, np.float32)), x)
 
 
 @claim(harness=True)
@@ -56,9 +56,9 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
     for hidden in HIDDEN:
         named = {"scale": 0.7, "masked_score": hidden}
         case, masked = f"hidden scores {hidden:g}", arrays | {"mask": mask}
-        yield bench.same(case, "attention.attention", masked, "context", **named)
+        yield bench.same(case, "mixers.attention.attention", masked, "context", **named)
         masked = {"scores": 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2), "mask": mask}
-        yield bench.same(case, "attention.attention_weights", masked, "weights", masked_score=hidden)
+        yield bench.same(case, "mixers.attention.attention_weights", masked, "weights", masked_score=hidden)
 
 
 @functools.cache
@@ -92,12 +92,12 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
 def long_sequences(bench: Bench) -> Iterator[ClaimEvidence]:
     """Attention of many queries, which fast paths compute in blocks, agrees with the explicit path for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
-        result = _attended(bench.function("attention.attention"), mask, arrays)
+        result = _attended(bench.function("mixers.attention.attention"), mask, arrays)
         yield bench.evidence(name).oracle(oracle, "context", result)
 
 
 def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
-    _attended(reference_function("attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap)
+    _attended(reference_function("mixers.attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap)
 
 
 def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, **named: Any) -> Any:
@@ -116,8 +116,8 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
     mask[1, ..., -2:], mask[2] = False, False
     for order in ("before-scale", "after-scale"):
         config = TransformerConfig(**(probe.config.as_dict() | {"mask_value": -2.0, "mask_order": order}))
-        oracle = module_oracle("attention.SelfAttention", config, parameters, x, mask=mask)
-        result = bench.module("attention.SelfAttention", config, parameters)(x, context={"mask": mask})
+        oracle = module_oracle("mixers.attention.SelfAttention", config, parameters, x, mask=mask)
+        result = bench.module("mixers.attention.SelfAttention", config, parameters)(x, context={"mask": mask})
         yield bench.evidence(order).oracle(oracle, "output", result, "result")
 
 

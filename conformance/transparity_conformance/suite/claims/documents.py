@@ -55,7 +55,7 @@ def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def split_heads(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's `split_heads` example agrees exactly."""
-    result = bench.function("attention.split_heads")(np.array([TOKENS], np.float32), 2)
+    result = bench.function("mixers.attention.split_heads")(np.array([TOKENS], np.float32), 2)
     yield bench.evidence("document 003").exactly("heads", result, [HEADS])
 
 
@@ -75,8 +75,8 @@ def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
     query, key = (random.random((2, 1, 10, 5)).astype(np.float32) for _ in range(2))
     mask = np.ones((2, 1, 1, 10), bool)
     mask[..., -1], mask[..., 5] = False, False
-    scores = bench.function("attention.attention_scores")(query, key, 5**-0.5)
-    weights = bench.function("attention.attention_weights")(scores, mask, -1e9)
+    scores = bench.function("mixers.attention.attention_scores")(query, key, 5**-0.5)
+    weights = bench.function("mixers.attention.attention_weights")(scores, mask, -1e9)
     record = bench.evidence("document 003")
     for column in (-1, 5):
         yield record.exactly(f"weights[..., {column}]", weights[..., column], np.zeros((2, 1, 10)))

@@ -113,7 +113,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     x, memory = activations(QUERIES, 1), activations(KEYS, 2)
     causal = np.tri(QUERIES, dtype=bool)[None, None]
     for case, seen, mask in (("padding", memory, padding(KEYS)), ("causal", x, causal)):
-        oracle = module_oracle("attention.CrossAttention", CONFIG, parameters, x, memory=seen, memory_mask=mask)
+        oracle = module_oracle("mixers.attention.CrossAttention", CONFIG, parameters, x, memory=seen, memory_mask=mask)
         hidden = (
             {"key_padding_mask": _tensor(~mask[:, 0, 0])} if case == "padding" else {"attn_mask": _tensor(~mask[0, 0])}
         )
@@ -219,7 +219,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     parameters = part(CONFIG, "encoder.layers.0.self_attention")
     heads, size = CONFIG.num_heads, CONFIG.head_dim
     x, memory, mask = activations(QUERIES, 6), activations(KEYS, 7), padding(KEYS)
-    oracle = module_oracle("attention.CrossAttention", CONFIG, parameters, x, memory=memory, memory_mask=mask)
+    oracle = module_oracle("mixers.attention.CrossAttention", CONFIG, parameters, x, memory=memory, memory_mask=mask)
     with jax.enable_x64(True):
         theirs = nnx.MultiHeadAttention(
             heads, CONFIG.embed_dim, decode=False, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
@@ -247,7 +247,7 @@ def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
     shapes = {"query": (BATCH, 3, QUERIES, 4), "key": (BATCH, 3, KEYS, 4), "value": (BATCH, 3, KEYS, 4)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     mask = padding(KEYS)
-    oracle = function_oracle("attention.attention", arrays | {"mask": mask}, scale=0.5, masked_score=-1e9)
+    oracle = function_oracle("mixers.attention.attention", arrays | {"mask": mask}, scale=0.5, masked_score=-1e9)
     query, key, value = (array.swapaxes(1, 2) for array in arrays.values())
     attend = jax.jit(functools.partial(jax.nn.dot_product_attention, mask=mask, scale=0.5))
     theirs = attend(query, key, value)

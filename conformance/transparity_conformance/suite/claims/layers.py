@@ -20,7 +20,8 @@ from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 from transparity_numpy.harness import module as reference_module
-from transparity_numpy.recurrent.recurrence import gated_delta_rule, state_space_rule
+from transparity_numpy.mixers.gated_delta import gated_delta_rule
+from transparity_numpy.mixers.state_space import state_space_rule
 
 # The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
 BATCH, QUERIES, KEYS = 8, 7, 9
@@ -135,7 +136,7 @@ def steps(bench: Bench) -> Iterator[ClaimEvidence]:
     oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
     for name in RULES:
-        rule = bench.function(f"recurrent.recurrence.{name}")
+        rule = bench.function(f"mixers.{name.removesuffix('_rule')}.{name}")
         read, state = rule(*given, begun)
         yield record.oracle(oracle, f"read of {name}", read)
         yield record.oracle(oracle, f"state of {name}", state)

@@ -23,7 +23,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every distance is in the bucket of T5's definition, also if a bucket begins at a whole number."""
-    bucket_of = bench.function("positions.relative_buckets")
+    bucket_of = bench.function("positions.relative.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
@@ -49,7 +49,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
     """The slopes of 1 to 33 heads are those of ALiBi's authors, computed in float64 for every dtype."""
-    slopes = bench.function("positions.alibi_slopes")
+    slopes = bench.function("positions.alibi.alibi_slopes")
     for heads in range(1, 34):
         yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
 
@@ -65,7 +65,7 @@ def _slopes(heads: int) -> list[float]:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
     """The rotary frequencies are the formula's, scaled or not, computed in float64 for every dtype."""
-    frequencies = bench.function("positions.rotary_frequencies")
+    frequencies = bench.function("rotary.tables.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":
             yield bench.evidence(name).within("frequencies", frequencies(config), _frequencies(config), FEW_ULPS)
@@ -124,7 +124,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
     """The table of sines and cosines is the formula's, interleaved or halved, computed in float64 for every dtype."""
-    table = bench.function("embeddings.sinusoidal_positions")
+    table = bench.function("positions.sinusoidal.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]

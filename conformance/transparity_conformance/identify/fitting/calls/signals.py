@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.subject import ForeignError, Recor
 from transparity_conformance.identify.fitting.values.embedding import Embedding, positioned, sums_of
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_numpy.embeddings import convolved
+from transparity_numpy.inputs.frames import convolved
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:

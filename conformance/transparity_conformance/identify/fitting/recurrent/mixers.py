@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, is_sam
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest, softplus
-from transparity_numpy.recurrent.recurrence import recurrence
+from transparity_numpy.mixers.table import MIXERS
 from transparity_numpy.state.context import LayerContext
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
@@ -92,7 +92,7 @@ class Taken:
         x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
         given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None])
-        recurrence(config, nest(own.parameters), x, given, recording(made))
+        MIXERS[config.mixer_name](config, nest(own.parameters), x, given, recording(made))
         return made["gated_context"]
 
 

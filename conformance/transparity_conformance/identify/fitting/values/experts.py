@@ -14,8 +14,8 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.linears import Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
+from transparity_numpy.experts import SCORES, highest
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.mixture.experts import SCORES, highest
 
 BEHIND = 12
 """Operations behind a router's map in which the highest of its scores are sought."""

@@ -1,0 +1,156 @@
+"""The rows of a race: speed, the share of the machine's limit, and the ratio to the best peer of the kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+import numpy as np
+from benchmarks.race.candidates import LIMIT, Candidate
+from benchmarks.race.race import Result
+from benchmarks.race.timing import WORK
+from benchmarks.workloads import WORKLOADS, Workload
+
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """The quartiles over the rounds."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Quartiles:
+        return cls(*map(float, np.percentile(list(values), (25, 50, 75))))
+
+    def times(self, factor: float) -> Quartiles:
+        return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
+
+    def under(self, work: float) -> Quartiles:
+        """The quartiles of `work` over each value."""
+        return Quartiles(work / self.high, work / self.middle, work / self.low)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate on a workload; the only form in which figures are printed, drawn and kept."""
+
+    workload: str
+    candidate: str
+    kind: str
+    ours: bool
+    failed: str = ""
+    rounds: int = 0
+    seconds: Quartiles | None = None
+    """None if it failed; `failed` says why."""
+    share: Quartiles | None = None
+    """Of the limit."""
+    ratio: Quartiles | None = None
+    """Speed as a multiple of that of `best_peer`, from the ratios of the rounds."""
+    best_peer: str | None = None
+    """The best peer of its kind; for the best peer, itself."""
+    conformity: Mapping[str, float] | None = None
+    first_seconds: float | None = None
+    import_seconds: float | None = None
+    peak_bytes: float | None = None
+
+    @property
+    def is_limit(self) -> bool:
+        return self.kind == LIMIT
+
+    @property
+    def task(self) -> Workload:
+        return WORKLOADS[self.workload]
+
+    @property
+    def tokens_per_second(self) -> Quartiles | None:
+        return self.seconds.under(self.task.tokens) if self.seconds and not self.is_limit else None
+
+    @property
+    def gigas(self) -> float | None:
+        """10⁹ FLOPs a second; of a limit, the FLOPs or bytes of its own runs."""
+        return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values, of numbers `DIGITS` significant digits; nothing of what is not known."""
+        return {name: rounded(value) for name, value in asdict(self).items() if value not in (None, "")}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Row:
+        """The row that `as_dict` wrote."""
+        quartiles: dict[str, Any] = {
+            name: Quartiles(**fields[name]) for name in ("seconds", "share", "ratio") if name in fields
+        }
+        return cls(**fields | quartiles)
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to `DIGITS` significant digits."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def rows_of(results: Sequence[Result]) -> list[Row]:
+    """A row for every candidate on every workload, kind by kind, the fastest first."""
+    rows: list[Row] = []
+    for _, group in groupby(results, lambda result: result.workload.name):
+        rows += _of_workload(list(group))
+    return rows
+
+
+def _of_workload(results: Sequence[Result]) -> list[Row]:
+    ran = [result for result in results if result.seconds and not result.failed]
+    rows = [_row(result, limit_of(ran, result.seconds), best_peer(ran, result.candidate)) for result in results]
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    return sorted(
+        rows, key=lambda row: (row.is_limit, kinds.index(row.kind), row.seconds.middle if row.seconds else np.inf)
+    )
+
+
+def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
+    """The most FLOPs or bytes a second that any library reached in these rounds, in the median."""
+    rates = [
+        WORK / median(result.seconds[turn] for turn in common)
+        for result in results
+        if result.candidate.is_limit and (common := result.seconds.keys() & set(rounds))
+    ]
+    return max(rates, default=None)
+
+
+def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
+    """The fastest candidate of the same kind that is not ours; of any kind, if there is none (but no other's twin)."""
+    if candidate.is_limit:
+        return None
+    peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
+    alike = [peer for peer in peers if candidate.kinds[0] in peer.candidate.kinds]
+    peers = alike or [peer for peer in peers if peer.candidate.root is None]
+    return min(peers, key=lambda peer: median(peer.seconds.values()), default=None)
+
+
+def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Speed ratio in each round that both ran; above 1, mine is faster."""
+    return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
+
+
+def _row(result: Result, limit: float | None, rival: Result | None) -> Row:
+    candidate, workload, ready = result.candidate, result.workload, result.ready
+    row = Row(workload.name, candidate.name, candidate.kinds[0], candidate.ours, result.failed, **ready)
+    if result.failed or not result.seconds:
+        return row
+    seconds = Quartiles.of(result.seconds.values())
+    work = WORK if candidate.is_limit else workload.bytes_read if workload.kind == "decode" else workload.flops
+    return replace(
+        row,
+        rounds=len(result.seconds),
+        seconds=seconds,
+        share=seconds.under(work / limit) if limit else None,
+        ratio=Quartiles.of(ratios(result.seconds, rival.seconds)) if rival else None,
+        best_peer=rival.candidate.name if rival else None,
+    )

@@ -1,0 +1,48 @@
+"""The parts that embed what a stack reads."""
+
+from __future__ import annotations
+
+from transparity.config import TransformerConfig
+from transparity.parts.part import NOTHING, Cut, Part, joined, linear, tapped
+
+
+def tokens(config: TransformerConfig, stack: str, length: str) -> Part:
+    """Return the table of a stack; a decoder's may be the encoder's."""
+    if config.shared_embedding and stack == "decoder":
+        return NOTHING
+    return linear("token_embedding", config.stack_vocab_size(stack), config.embed_dim, bias=False, cut=Cut(0))
+
+
+def patches(config: TransformerConfig, stack: str, length: str) -> Part:
+    """Return the linear map of patches, and the class token."""
+    projected = linear("patch_projection", config.embed_dim, config.patch_dim, bias=config.patch_bias)
+    return joined(
+        projected, Part({"class_embedding.weight": (1, config.embed_dim)}, {}, {}) if config.class_token else NOTHING
+    )
+
+
+def frames(config: TransformerConfig, stack: str, length: str) -> Part:
+    """Return two convolutions of width 3."""
+    into, out = config.mel_bins or 0, config.embed_dim
+    first, second = ("batch", config.num_frames, out), ("batch", length, out)
+    return joined(
+        linear("first_convolution", out, 3 * into, bias=True),
+        linear("second_convolution", out, 3 * out, bias=True),
+        tapped({"first_convolution": first, "second_convolution": second}),
+    )
+
+
+INPUTS = {"tokens": tokens, "patches": patches, "frames": frames}
+"""By `config.input_kind(stack)`."""
+
+
+def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
+    """Return the embedding of a stack: what it reads, types and positions, a norm, and a bias by distance."""
+    own, width = config.for_stack(stack), config.embed_dim
+    types, rows = config.num_token_types, own.num_positions
+    return joined(
+        INPUTS[config.input_kind(stack)](config, stack, length),
+        linear("token_type_embedding", types, width, bias=False) if types else NOTHING,
+        linear("position_embedding", rows, width, bias=False) if own.positions == "learned" else NOTHING,
+        tapped({"embedding": ("batch", length, width)}),
+    )

@@ -1,0 +1,85 @@
+"""A part: parameters and taps by name, and how its parameters may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from transparity.config import TransformerConfig
+
+T = TypeVar("T")
+Shapes = dict[str, tuple[int, ...]]
+TapShapes = dict[str, tuple[int | str, ...]]
+
+
+class Cut(NamedTuple):
+    """Along which axis a parameter may be distributed; a rank has whole heads."""
+
+    axis: int | None = None
+    """None: it stays whole."""
+    heads: int | None = None
+    """Heads along the axis; None: single features."""
+    of: str = "heads"
+    """What they are heads of, for messages."""
+    why_whole: str | None = None
+    """The reason if this configuration does not allow what the part allows."""
+
+    def bias(self) -> Cut:
+        """Return the cut of the bias of a linear map whose weight (out, in) is cut like this."""
+        return self if self.axis == 0 else self._replace(axis=None)
+
+
+WHOLE = Cut()
+
+
+class Part(NamedTuple):
+    """Parameters and taps in the order of the forward pass, under names that begin at this part."""
+
+    parameters: Shapes
+    taps: TapShapes
+    """An axis is a number, `batch`, or an input, for its positions."""
+    cuts: dict[str, Cut]
+    """Of parameters; a parameter without an entry stays whole."""
+
+    def under(self, scope: str) -> Part:
+        """Return this part with `scope` before every name."""
+        return Part(_prefixed(scope, self.parameters), _prefixed(scope, self.taps), _prefixed(scope, self.cuts))
+
+
+NOTHING = Part({}, {}, {})
+
+
+def tapped(taps: Mapping[str, tuple[int | str, ...]]) -> Part:
+    """Return a part that has taps only."""
+    return Part({}, dict(taps), {})
+
+
+def joined(*parts: Part) -> Part:
+    """Return several parts as one, in this order."""
+    return Part(
+        {name: value for each in parts for name, value in each.parameters.items()},
+        {name: value for each in parts for name, value in each.taps.items()},
+        {name: value for each in parts for name, value in each.cuts.items()},
+    )
+
+
+def linear(name: str, out: int, into: int, *, bias: bool, cut: Cut = WHOLE) -> Part:
+    """Return a linear map: `weight` (out, in), and `bias` if there is one."""
+    shapes: Shapes = {f"{name}.weight": (out, into)} | ({f"{name}.bias": (out,)} if bias else {})
+    return Part(shapes, {}, {key: cut.bias() if key.endswith("bias") else cut for key in shapes if cut != WHOLE})
+
+
+def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
+    """Return a parameter with one axis."""
+    return Part({name: (size,)}, {}, {name: cut} if cut != WHOLE else {})
+
+
+def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
+    """Return a norm of the stream with its tap, if it normalises the positions of the input `length`."""
+    ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
+    taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
+    return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})
+
+
+def _prefixed(scope: str, values: dict[str, T]) -> dict[str, T]:
+    return {f"{scope}.{name}": value for name, value in values.items()}

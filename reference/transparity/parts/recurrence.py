@@ -1,0 +1,65 @@
+"""The parts of recurrences: gated delta networks and state-space models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transparity.config import TransformerConfig
+from transparity.parts.part import Cut, Part, joined, linear, tapped, vector
+
+
+def gated_delta(config: TransformerConfig, length: str) -> Part:
+    """Return a gated delta network."""
+    keys = ("batch", config.recurrent_key_heads, length, config.recurrent_key_dim)
+    numbers = ("batch", length, config.recurrent_heads)
+    gain = vector("gated_norm.weight", config.recurrent_value_dim, Cut(why_whole="one gain serves all heads"))
+    taps = {"query_normalized": keys, "key_normalized": keys, "beta": numbers}
+    return _recurrence(config, length, ("decay", "beta"), ("dt_bias", "A_log"), gain, taps)
+
+
+def state_space(config: TransformerConfig, length: str) -> Part:
+    """Return a state-space model."""
+    gain = vector("gated_norm.weight", config.recurrent_dim, _of_keys(config, 0))
+    taps = {"time_step": ("batch", length, config.recurrent_heads)}
+    return _recurrence(config, length, ("decay",), ("dt_bias", "A_log", "D"), gain, taps)
+
+
+def _recurrence(
+    config: TransformerConfig,
+    length: str,
+    rates: tuple[str, ...],
+    vectors: tuple[str, ...],
+    gain: Part,
+    taps: Mapping[str, tuple[int | str, ...]],
+) -> Part:
+    bias, rows, dims, heads = (
+        config.recurrent_bias,
+        _of_keys(config, 0),
+        config.convolution_dims,
+        config.recurrent_heads,
+    )
+    read: tuple[int | str, ...] = ("batch", length, config.recurrent_dim)
+    return joined(
+        *(
+            joined(
+                linear(role, features, config.embed_dim, bias=bias, cut=rows),
+                linear(
+                    f"{role}_convolution", features, config.convolution_width, bias=config.convolution_bias, cut=rows
+                ),
+                tapped({f"{role}_convolved": ("batch", length, features)}),
+            )
+            for role, features in dims.items()
+        ),
+        *(linear(role, heads, config.embed_dim, bias=bias, cut=rows) for role in rates),
+        *(vector(role, heads, rows) for role in vectors),
+        linear("gate", config.recurrent_dim, config.embed_dim, bias=bias, cut=rows),
+        gain,
+        linear("output", config.embed_dim, config.recurrent_dim, bias=bias, cut=_of_keys(config, 1)),
+        tapped({**taps, "log_decay": ("batch", length, heads), "context": read, "gated_context": read}),
+        tapped({"output": ("batch", length, config.embed_dim)}),
+    )
+
+
+def _of_keys(config: TransformerConfig, axis: int) -> Cut:
+    """A rank has whole heads of keys, and the heads of values that share them."""
+    return Cut(axis, config.recurrent_key_heads, "heads of keys")

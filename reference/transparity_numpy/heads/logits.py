@@ -1,0 +1,25 @@
+"""Logits over the vocabulary (Vaswani et al. 2017, §3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.heads.transform import transform_for_head
+from transparity_numpy.shapes import Vectors
+
+
+def logits(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Inexact[Array, "*batch vocab"]:
+    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    x = transform_for_head(config, parameters, x)
+    if config.head_input_scale != 1:
+        x = x * x.dtype.type(config.head_input_scale)
+    weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
+    y = linear(parameters.get("head", {}) | weight, x)
+    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)

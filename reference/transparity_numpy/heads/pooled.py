@@ -1,0 +1,48 @@
+"""One state of each row, through a linear map if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.shapes import Hidden, TokenIds
+
+POOLERS: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""Activations after the linear map of a pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
+) -> Inexact[Array, "batch embed_dim"]:
+    """One state of each row: the first position (Devlin et al. 2019), the mean of the tokens that are not padding
+    (Reimers and Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021,
+    §2.4). In a row without any, these are the first position, and the mean 0."""
+    if config.pooling == "mean":
+        count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * is_token[:, :, None]).sum(axis=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    rank = np.arange(x.shape[1]) * is_token
+    if config.pooling != "last":
+        assert tokens is not None  # images are not pooled by tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+    return x[np.arange(len(x)), rank.argmax(axis=1)]
+
+
+def pooled(
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "batch embed_dim"]
+) -> Inexact[Array, "batch embed_dim"]:
+    """activation(x Wᵀ + b) of the pooled state if there is a pooler, else x."""
+    return POOLERS[config.pooler](linear(parameters["pooler"], x)) if config.has_pooler else x

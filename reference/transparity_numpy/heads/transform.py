@@ -1,0 +1,20 @@
+"""A linear map before a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.normalization import norm
+from transparity_numpy.shapes import Vectors
+
+
+def transform_for_head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); x without `head_transform`."""
+    if not config.head_transform:
+        return x
+    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
+    return norm(config, parameters["head_norm"], y)

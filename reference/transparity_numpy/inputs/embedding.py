@@ -1,0 +1,57 @@
+"""The embedding: what a stack reads as vectors, with their types and positions. A new input is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Int
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.inputs import check_length
+from transparity.taps import Tap, identity
+from transparity_numpy.inputs.frames import embed_frames
+from transparity_numpy.inputs.patches import embed_patches
+from transparity_numpy.inputs.tokens import embed_tokens
+from transparity_numpy.positions.learned import position_ids
+from transparity_numpy.positions.sinusoidal import sinusoidal_positions
+from transparity_numpy.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+
+Source = TokenIds | Pixels | Frames
+"""What a stack reads."""
+
+INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
+"""By `config.input_kind(stack)`."""
+
+
+def embed(
+    stack: str,
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    tokens: Source,
+    positions: Int[Array, "#batch length"],
+    is_token: IsToken,
+    token_types: TokenIds | None = None,
+    tap: Tap = identity,
+) -> Hidden:
+    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
+
+    Args:
+        parameters: Those of the stack.
+        positions: Positions of the tokens, below `is_token.shape[1]`.
+        is_token: True for tokens that are not padding, among all up to the last position.
+    """
+    config, kind = config.for_stack(stack), config.input_kind(stack)
+    check_length(config, positions.shape[1])
+    x = INPUTS[kind](config, parameters, tokens, tap)
+    if config.token_scale != 1:
+        x = x * x.dtype.type(config.token_scale)
+    if token_types is not None:
+        x = x + parameters["token_type_embedding"]["weight"][token_types]
+    if config.positions == "learned":
+        return x + parameters["position_embedding"]["weight"][position_ids(config, is_token, positions)]
+    if config.positions == "sinusoidal":
+        options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        return x + sinusoidal_positions(is_token.shape[1], *options).astype(x.dtype)[positions]
+    return x

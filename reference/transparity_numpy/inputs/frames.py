@@ -1,0 +1,35 @@
+"""Frames of audio as vectors: two convolutions over time (Radford et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.shapes import Frames, Hidden
+
+
+def convolved(
+    parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
+) -> Inexact[Array, "batch length features_out"]:
+    """gelu(convolution over time of width 3), with a frame of zeros at either end: a linear map of each three
+    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
+    return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))
+
+
+def embed_frames(
+    config: TransformerConfig, parameters: Mapping[str, Any], frames: Frames, tap: Tap = identity
+) -> Hidden:
+    """Two convolutions over time; the second makes one position of two frames (Radford et al. 2022, §2.2)."""
+    first, second = parameters["first_convolution"], parameters["second_convolution"]
+    x = tap("first_convolution", convolved(first, frames.astype(first["weight"].dtype).swapaxes(1, 2), stride=1))
+    return tap("second_convolution", convolved(second, x, stride=2))

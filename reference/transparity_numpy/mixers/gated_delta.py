@@ -1,0 +1,97 @@
+"""Gated delta network (Yang et al. 2025): each token corrects what the state holds for its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmoid, silu
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_numpy.mixers.convolution import convolve
+from transparity_numpy.mixers.recurrence import by_head, first_state, log_decay, time_step, unpadded
+from transparity_numpy.normalization import rms_norm
+from transparity_numpy.shapes import Features, Hidden
+from transparity_numpy.state.cache import Cache, update_state
+from transparity_numpy.state.context import LayerContext
+
+UNIT_EPS = 1e-6
+"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+
+
+def unit_length(x: Features) -> Features:
+    """x / √(Σ x² + eps) over the features."""
+    wide = upcast(x)
+    length = np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + wide.dtype.type(UNIT_EPS))
+    return as_precise_as(x, wide / length)
+
+
+def gated_delta_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    beta: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
+    q S / √head_dim (Yang et al. 2025, eq. 10). One position after the other."""
+    read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, beta, state))
+    scale = query.real.dtype.type(query.shape[-1] ** -0.5)
+    for i in range(query.shape[2]):
+        state = state * np.exp(log_decay[:, :, i, None, None])
+        change = beta[:, :, i, None, None] * (value[:, :, i, None] - key[:, :, i, None] @ state)
+        state = state + key[:, :, i, :, None] * change
+        read[:, :, i] = (query[:, :, i, None] @ state)[:, :, 0] * scale
+    return read, state
+
+
+def gated_head_norm(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "batch length features"],
+    gate: Inexact[Array, "batch length features"],
+) -> Inexact[Array, "batch length features"]:
+    """rms_norm(x) · silu(gate), the norm over each head."""
+    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
+    return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
+
+
+def gated_delta(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the state there.
+
+    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    """
+    x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
+    query, key, value = (
+        tap(f"{name}_convolved", convolve(config, parameters, name, x, context, cache))
+        for name in ("query", "key", "value")
+    )
+    query = tap("query_normalized", unit_length(split_heads(query, shared)))
+    key = tap("key_normalized", unit_length(split_heads(key, shared)))
+    beta = tap("beta", sigmoid(linear(parameters["beta"], x)))
+    decay = tap("log_decay", log_decay(parameters, time_step(config, parameters, x)))
+    query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+    state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
+    read, state = gated_delta_rule(
+        query, key, value, by_head(decay, context, cache), by_head(beta, context, cache), state
+    )
+    if cache is not None:
+        update_state(cache, state)
+    read = tap("context", as_precise_as(x, merge_heads(read)))
+    gate = linear(parameters["gate"], x)
+    y = tap("gated_context", gated_head_norm(config, parameters["gated_norm"], read, gate))
+    return tap("output", linear(parameters["output"], y))

@@ -1,0 +1,73 @@
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from a few features. Only the projections
+differ from attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.mixers.attention import self_attention, split_heads
+from transparity_numpy.normalization import head_norm
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.shapes import Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+from transparity_numpy.state.cache import Cache
+from transparity_numpy.state.context import LayerContext
+
+
+def latent(
+    config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Hidden, tap: Tap = identity
+) -> Inexact[Array, "batch length features"]:
+    """norm(x Wᵀ): the few features that the `query`, or the key and value (`key_value`), of every head are projected
+    from."""
+    low = linear(parameters[f"{name}_latent"], x)
+    return tap(f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], low))
+
+
+def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
+    """Rotate the last features of each head of the `query` or `key`."""
+    if rotary is None:
+        return x
+    rest = config.head_dim - config.rotated_dim
+    rotated = rotate(x[..., rest:], rotary, config.rope_layout)
+    return tap(f"{name}_rotated", np.concatenate([x[..., :rest], rotated], axis=-1))
+
+
+def latent_query(
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap, rotary: RotaryTables | None = None
+) -> Queries:
+    """Query of every head, of a latent if `q_lora_rank` is set."""
+    x = latent(config, parameters, "query", x, tap) if config.q_lora_rank else x
+    query = tap("query", split_heads(linear(parameters["query"], x), config.num_heads))
+    return rotate_last(config, "query", query, rotary, tap)
+
+
+def latent_key_value(
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Memory, tap: Tap, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
+    """Key and value of every head, of a latent; all heads share the rotated features of the key."""
+    low = latent(config, parameters, "key_value", x, tap)
+    unrotated = split_heads(linear(parameters["key"], low), config.num_heads)
+    shared = linear(parameters["key_rotary"], x)[:, None]
+    every = np.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
+    key = tap("key", np.concatenate([unrotated, every], axis=-1))
+    value = tap("value", split_heads(linear(parameters["value"], low), config.num_heads))
+    return rotate_last(config, "key", key, rotary, tap), value
+
+
+def latent_attention(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """`self_attention` of projections through latents."""
+    return self_attention(config, parameters, x, context, tap, cache, (latent_query, latent_key_value))

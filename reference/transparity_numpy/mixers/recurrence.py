@@ -1,0 +1,54 @@
+"""What recurrences share: a state, which each token decays, writes to and reads, in place of self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear, softplus
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.shapes import Features, Hidden
+from transparity_numpy.state.cache import Cache, held_tokens
+from transparity_numpy.state.context import LayerContext
+
+
+def unpadded(x: Features, context: LayerContext) -> Features:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.is_token is None else x * context.is_token[..., None].astype(x.real.dtype)
+
+
+def time_step(
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden
+) -> Inexact[Array, "batch length heads"]:
+    """clip(softplus(x Wᵀ + dt_bias)): the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["dt_bias"]))
+    least, most = config.time_step_min, config.time_step_max
+    within = (step.real >= least) & (most is None or step.real <= most)
+    return np.where(within, step, np.clip(step.real, least, most))
+
+
+def log_decay(
+    parameters: Mapping[str, Any], step: Inexact[Array, "batch length heads"]
+) -> Inexact[Array, "batch length heads"]:
+    """−exp(A_log) · time step: logarithm of the share of the state that stays (Gu and Dao 2024)."""
+    return -np.exp(upcast(parameters["A_log"])) * step
+
+
+def by_head(
+    x: Inexact[Array, "batch length heads"], context: LayerContext, cache: Cache | None
+) -> Inexact[Array, "batch heads length"]:
+    """A number of each token and head, 0 for fillers of a cache, in at least float32."""
+    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
+
+
+def first_state(
+    config: TransformerConfig, query: Inexact[Array, "batch heads length head_dim"], cache: Cache | None
+) -> Inexact[Array, "batch heads head_dim value_dim"]:
+    """Zeros, or with a `cache` the state there."""
+    size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    return np.zeros(size, query.real.dtype) if cache is None else cache["state"]

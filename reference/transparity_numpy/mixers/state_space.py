@@ -1,0 +1,85 @@
+"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, and nothing is corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_numpy.arithmetic.functional import as_precise_as, linear, silu
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_numpy.mixers.convolution import convolve
+from transparity_numpy.mixers.recurrence import by_head, first_state, log_decay, time_step, unpadded
+from transparity_numpy.normalization import rms_norm
+from transparity_numpy.shapes import Hidden
+from transparity_numpy.state.cache import Cache, update_state
+from transparity_numpy.state.context import LayerContext
+
+
+def state_space_rule(
+    query: Inexact[Array, "batch heads length head_dim"],
+    key: Inexact[Array, "batch heads length head_dim"],
+    value: Inexact[Array, "batch heads length value_dim"],
+    log_decay: Inexact[Array, "batch heads length"],
+    step: Inexact[Array, "batch heads length"],
+    state: Inexact[Array, "batch heads head_dim value_dim"],
+) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and
+    Gu 2024, eq. 2, where q, k and v are C, B and x)."""
+    read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, step, state))
+    for i in range(query.shape[2]):
+        change = step[:, :, i, None, None] * value[:, :, i, None]
+        state = state * np.exp(log_decay[:, :, i, None, None]) + key[:, :, i, :, None] * change
+        read[:, :, i] = (query[:, :, i, None] @ state)[:, :, 0]
+    return read, state
+
+
+def gated_group_norm(
+    config: TransformerConfig,
+    parameters: Mapping[str, Array],
+    x: Inexact[Array, "batch length features"],
+    gate: Inexact[Array, "batch length features"],
+) -> Inexact[Array, "batch length features"]:
+    """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
+    groups = (upcast(x) * silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
+    ones = np.ones(groups.shape[-1], groups.real.dtype)
+    return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * parameters["weight"])
+
+
+def state_space(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the state there.
+
+    Padding is zeros, before and after the convolutions: it writes nothing, but decays the state.
+    """
+    x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
+    query, key, value = (
+        tap(f"{name}_convolved", unpadded(convolve(config, parameters, name, x, context, cache), context))
+        for name in ("query", "key", "value")
+    )
+    step = tap("time_step", as_precise_as(x, time_step(config, parameters, x)))
+    decay = tap("log_decay", log_decay(parameters, step))
+    query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
+    state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
+    read, state = state_space_rule(
+        query, key, value, by_head(decay, context, cache), by_head(step, context, cache), state
+    )
+    read = read + upcast(parameters["D"])[:, None, None] * value
+    if cache is not None:
+        update_state(cache, state)
+    read = tap("context", as_precise_as(x, merge_heads(read)))
+    gate = linear(parameters["gate"], x)
+    y = tap("gated_context", gated_group_norm(config, parameters["gated_norm"], read, gate))
+    return tap("output", linear(parameters["output"], y))

@@ -1,0 +1,19 @@
+"""The table of mixers. A new mixer is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transparity_numpy.mixers.attention import self_attention
+from transparity_numpy.mixers.gated_delta import gated_delta
+from transparity_numpy.mixers.latent import latent_attention
+from transparity_numpy.mixers.state_space import state_space
+from transparity_numpy.shapes import Hidden
+
+MIXERS: dict[str, Callable[..., Hidden]] = {
+    "attention": self_attention,
+    "latent": latent_attention,
+    "gated-delta": gated_delta,
+    "state-space": state_space,
+}
+"""By `config.mixer_name`."""

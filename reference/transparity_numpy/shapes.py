@@ -1,0 +1,31 @@
+"""The shapes of arrays by name. A name of an axis stands for one number in a call; `#` also allows 1."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Inexact, Int
+from numpy import ndarray as Array
+
+Hidden = Inexact[Array, "batch length embed_dim"]
+Memory = Inexact[Array, "batch keys embed_dim"]
+Vectors = Inexact[Array, "*batch embed_dim"]
+Features = Inexact[Array, "*batch features"]
+
+Queries = Inexact[Array, "batch heads queries head_dim"]
+Keys = Inexact[Array, "batch key_heads keys head_dim"]
+Values = Inexact[Array, "batch key_heads keys value_dim"]
+Heads = Inexact[Array, "batch any_heads length head_dim"]
+Scores = Inexact[Array, "batch heads queries keys"]
+Mask = Bool[Array, "#batch 1 #queries keys"]
+Bias = Inexact[Array, "#batch heads #queries keys"]
+Sinks = Inexact[Array, " heads"]
+
+TokenIds = Int[Array, "batch length"]
+SourceIds = Int[Array, "batch keys"]
+IsToken = Bool[Array, "batch keys"]
+Positions = Int[Array, "#batch queries"]
+Lengths = Int[Array, " batch"]
+Pixels = Inexact[Array, "batch channels height width"]
+Frames = Inexact[Array, "batch mel_bins frames"]
+
+RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
+"""Cosine and sine of every angle by which queries and keys are rotated."""

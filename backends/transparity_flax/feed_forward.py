@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
+from transparity_flax.shapes import Features, Vectors
 
 
 def _gelu_quick(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
@@ -29,9 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def gated(
-    config: TransformerConfig, gate: Float[Array, "*batch features"], up: Float[Array, "*batch features"]
-) -> Float[Array, "*batch features"]:
+def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
     """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
     if (limit := config.gate_limit) is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
@@ -50,7 +49,7 @@ class FeedForward(nnx.Module):
         self.up = nnx.Linear(config.embed_dim, wide, use_bias=bias, rngs=rngs)
         self.down = nnx.Linear(wide, config.embed_dim, use_bias=bias, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
+    def __call__(self, x: Vectors, tap: Tap = identity) -> Vectors:
         up = self.up(x)
         activation = ACTIVATIONS[self.config.activation]
         hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)

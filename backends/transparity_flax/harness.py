@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_flax.layers import Layer
+from transparity_flax.layers import LAYERS, Layer
+from transparity_flax.mixers.attention import attention
 from transparity_flax.port import build, loaded, x64_for
-from transparity_flax.state.context import LayerContext
+from transparity_flax.state.context import LayerContext, Mask
 from transparity_flax.state.parameters import State, dump, rounded, to_numpy
 
 SHARDED = "transparity_flax.parallel.port"
@@ -41,6 +43,7 @@ class FlaxModule:
             keywords = {name: _placed(array, self.dtype, self.device) for name, array in named.items()}
             if context is not None:
                 held = {name: _placed(value, self.dtype, self.device) for name, value in context.items()}
+                held |= {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
                 keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held)
             result, recorded, state = _applied(
                 graph, taps is not None, jax.device_put(state, self.device), given, keywords
@@ -108,16 +111,28 @@ def processes(ranks: int) -> int:
     return 1
 
 
+def _encoder_layer(config: TransformerConfig, *, rngs: nnx.Rngs) -> Layer:
+    return LAYERS[config.branches](config, rngs=rngs)
+
+
 def _decoder_layer(config: TransformerConfig, *, rngs: nnx.Rngs) -> Layer:
-    return Layer(config, rngs=rngs, has_memory=config.has_encoder)
+    return LAYERS[config.branches](config, rngs=rngs, has_memory=config.has_encoder)
 
 
-LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.DecoderLayer": _decoder_layer}
+def _attention(query: Array, key: Array, value: Array, mask: Array, **named: Any) -> Array:
+    return attention(query, key, value, Mask(mask), **named)
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "layers.EncoderLayer": _encoder_layer,
+    "layers.DecoderLayer": _decoder_layer,
+    "mixers.attention.attention": _attention,
+}
 
 
 def _named(name: str) -> Callable[..., Any]:
-    if name in LAYERS:
-        return LAYERS[name]
+    if name in PARTS:
+        return PARTS[name]
     file, _, attribute = name.rpartition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_flax.{file}"), attribute)
     return found

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
-from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.shapes import Features, Vectors, Weight
 
 
 def layer_norm(
-    x: Float[Array, "*batch embed_dim"],
-    weight: Float[Array, " embed_dim"],
-    bias: Float[Array, " embed_dim"],
+    x: Vectors,
+    weight: Weight,
+    bias: Weight,
     eps: float,
-) -> Float[Array, "*batch embed_dim"]:
+) -> Vectors:
     """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n (Ba et al. 2016)."""
     wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
@@ -26,54 +25,50 @@ def layer_norm(
 
 
 def layer_norm_unbiased(
-    x: Float[Array, "*batch embed_dim"],
-    weight: Float[Array, " embed_dim"],
-    bias: Float[Array, " embed_dim"],
+    x: Vectors,
+    weight: Weight,
+    bias: Weight,
     eps: float,
-) -> Float[Array, "*batch embed_dim"]:
+) -> Vectors:
     """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root (document 003)."""
     wide = upcast(x)
     mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)
 
 
-def rms_norm(
-    x: Float[Array, "*batch embed_dim"], weight: Float[Array, " embed_dim"], eps: float
-) -> Float[Array, "*batch embed_dim"]:
+def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
     """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
     wide = upcast(x)
     return (wide / jnp.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)
 
 
 def batch_norm(
-    x: Float[Array, "*batch embed_dim"],
-    weight: Float[Array, " embed_dim"],
-    bias: Float[Array, " embed_dim"],
-    mean: Float[Array, " embed_dim"],
-    variance: Float[Array, " embed_dim"],
+    x: Vectors,
+    weight: Weight,
+    bias: Weight,
+    mean: Weight,
+    variance: Weight,
     eps: float,
-) -> Float[Array, "*batch embed_dim"]:
+) -> Vectors:
     """(x − mean) / √(variance + eps) · weight + bias with given statistics (document 001; Ioffe and Szegedy 2015)."""
     return ((upcast(x) - mean) / jnp.sqrt(upcast(variance) + eps) * weight + bias).astype(x.dtype)
 
 
 def batch_statistics(
-    x: Float[Array, "*batch embed_dim"],
-) -> tuple[Float[Array, " embed_dim"], Float[Array, " embed_dim"]]:
+    x: Vectors,
+) -> tuple[Weight, Weight]:
     """Mean and variance (over n) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
 
 
-def running_average(
-    old: Float[Array, " embed_dim"], new: Float[Array, " embed_dim"], momentum: float
-) -> Float[Array, " embed_dim"]:
+def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n, and so does `nnx.BatchNorm`,
     whose `momentum` is the share of the old."""
     return (1 - momentum) * old + momentum * new
 
 
-def gain(config: TransformerConfig, weight: Float[Array, " embed_dim"]) -> Float[Array, " embed_dim"]:
+def gain(config: TransformerConfig, weight: Weight) -> Weight:
     """Gain of a norm: its weight, or 1 + its weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
@@ -85,7 +80,7 @@ class HeadNorm(nnx.Module):
         self.config = config
         self.scale = nnx.Param(jnp.ones(features))
 
-    def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    def __call__(self, x: Features) -> Features:
         return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
 
 
@@ -102,7 +97,7 @@ class Norm(nnx.Module):
             self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
             self.var = nnx.BatchStat(jnp.ones(config.embed_dim))
 
-    def __call__(self, x: Float[Array, "*batch embed_dim"], tap: Tap = identity) -> Float[Array, "*batch embed_dim"]:
+    def __call__(self, x: Vectors, tap: Tap = identity) -> Vectors:
         config, weight = self.config, gain(self.config, self.scale[...])
         if config.norm == "rms":
             return rms_norm(x, weight, config.norm_eps)

@@ -2,93 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_flax.embeddings import Source, embed
-from transparity_flax.head import head, pool, pooled_head, transform_for_head
-from transparity_flax.layers import Layer, normalize
+from transparity_flax.heads.pooled import pool
+from transparity_flax.heads.table import head
+from transparity_flax.inputs.embedding import INPUTS, Source, embed
+from transparity_flax.inputs.tokens import EmbedTokens
+from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_flax.normalization import Norm
-from transparity_flax.positions import query_temperature, rotary_tables, score_bias
+from transparity_flax.positions.bias import score_bias
+from transparity_flax.positions.temperature import query_temperature
+from transparity_flax.rotary.tables import rotary_tables
+from transparity_flax.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache
-from transparity_flax.state.context import LayerContext, MaskKind
+from transparity_flax.state.context import LayerContext, Mask, MaskKind
 
-Output = Float[Array, "batch length vocab"] | Float[Array, "batch length embed_dim"] | Float[Array, "batch features"]
+Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
     """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
-    mask, mask_kind = context.mask, context.mask_kind
+    mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
-        mask_kind = mask_kind and "some"  # a window shows each query itself
-        mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
-    rotary = rotary_tables(config, context.positions, mask.shape[-1], dtype)
-    temperature = query_temperature(config, context.positions, mask.shape[-1], dtype)
-    return context._replace(mask=mask, mask_kind=mask_kind, rotary=rotary, temperature=temperature)
+        window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
+        mask = Mask(mask.array & window, mask.kind and "some")  # a window shows each query itself
+    rotary = rotary_tables(config, context.positions, keys, dtype)
+    temperature = query_temperature(config, context.positions, keys, dtype)
+    return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
 class Stack(nnx.Module):
     """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
 
-    def __init__(self, config: TransformerConfig, name: str, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, name: str, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
         # The decoder's table may be the encoder's, which is then passed to it.
-        reads_frames = config.reads_frames and name == "encoder"
-        if not config.reads_pixels and not reads_frames and (name == "encoder" or not config.shared_embedding):
-            self.token_embedding = nnx.Embed(config.stack_vocab_size(name), config.embed_dim, rngs=rngs)
+        is_shared = name == "decoder" and config.shared_embedding
+        self.input = None if is_shared else INPUTS[config.input_kind(name)](config, name, rngs=rngs)
         if name == "encoder" and config.num_token_types:
             self.token_type_embedding = nnx.Embed(config.num_token_types, config.embed_dim, rngs=rngs)
-        if config.reads_pixels:
-            self.patch_projection = nnx.Linear(
-                config.patch_dim, config.embed_dim, use_bias=config.patch_bias, rngs=rngs
-            )
-        if reads_frames:
-            self.first_convolution = nnx.Linear(3 * (config.mel_bins or 0), config.embed_dim, rngs=rngs)
-            self.second_convolution = nnx.Linear(3 * config.embed_dim, config.embed_dim, rngs=rngs)
-        if config.class_token:
-            self.class_embedding = nnx.Embed(1, config.embed_dim, rngs=rngs)
         if (layer_config := config.for_stack(name)).positions == "learned":
             self.position_embedding = nnx.Embed(layer_config.num_positions, config.embed_dim, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = Norm(config, rngs=rngs)
-        relative = config.has_relative_bias
-        self.relative_bias = nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs) if relative else None
+        if config.has_relative_bias:
+            self.relative_bias = nnx.Embed(config.relative_buckets, config.num_heads, rngs=rngs)
         has_memory, count = name == "decoder" and config.has_encoder, config.stack_num_layers(name)
-        self.layers = nnx.List(Layer(config.for_layer(name, i), rngs=rngs, has_memory=has_memory) for i in range(count))
+        kinds = [config.for_layer(name, i) for i in range(count)]
+        self.layers = nnx.List(LAYERS[kind.branches](kind, rngs=rngs, has_memory=has_memory) for kind in kinds)
         if config.final_norm:
             self.final_norm = Norm(config, rngs=rngs)
 
-    @property
-    def tables(self) -> dict[str, nnx.Embed]:
-        """The tables of embeddings by name."""
-        return {name: module for name, module in vars(self).items() if isinstance(module, nnx.Embed)}
-
-    @property
-    def projections(self) -> dict[str, nnx.Linear]:
-        """The linear maps of what is read in place of tokens, by name."""
-        names = ("patch_projection", "first_convolution", "second_convolution")
-        return {name: getattr(self, name) for name in names if hasattr(self, name)}
-
     def apply_layers(
-        self,
-        x: Float[Array, "batch queries embed_dim"],
-        context: LayerContext,
-        tap: Tap = identity,
-        cache: list[Cache] | None = None,
-    ) -> Float[Array, "batch queries embed_dim"]:
+        self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: list[Cache] | None = None
+    ) -> Hidden:
         x = tap("embedding", x)
         if self.config.embedding_norm:
             x = normalize(self, "embedding_norm", x, tap)
-        contexts = {
-            kind: layer_context(layer_config, context, x.dtype)
-            for kind, layer_config in self.config.layer_kinds.items()
-        }
+        kinds = self.config.layer_kinds.items()
+        contexts = {kind: layer_context(layer_config, context, x.dtype) for kind, layer_config in kinds}
         for i, layer in enumerate(self.layers):
             given = contexts[self.config.layer_kind(self.name, i)]
             kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
@@ -99,29 +80,27 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are `is_token`."""
+    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are not padding.
+    `mask_kind` is what the configuration tells of the padding's mask."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, "encoder", rngs=rngs)
+        super().__init__("encoder", config, rngs=rngs)
 
     def __call__(
         self,
         tokens: Source,
-        is_token: Bool[Array, "batch length"],
+        is_token: IsToken,
         tap: Tap = identity,
         *,
-        token_types: Int[Array, "batch length"] | None = None,
+        token_types: TokenIds | None = None,
         mask_kind: MaskKind | None = None,
-    ) -> Float[Array, "batch length embed_dim"]:
-        config, keys = self.config, is_token.shape[1]
-        positions = jnp.arange(keys)[None]
-        layer_config = config.for_stack("encoder")
-        x = embed(layer_config, self.tables, tokens, positions, is_token, token_types, self.projections, tap)
+    ) -> Hidden:
+        positions, keys = jnp.arange(is_token.shape[1])[None], is_token.shape[1]
+        x = embed("encoder", self.config, self, tokens, positions, is_token, token_types, tap)
         context = LayerContext(
-            mask=padding_mask(is_token),
-            mask_kind=mask_kind,
+            mask=Mask(padding_mask(is_token), mask_kind),
             positions=positions,
-            bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=True),
+            bias=score_bias(self.config, self, positions, keys, x.dtype, both=True),
         )
         return self.apply_layers(x, context, tap)
 
@@ -131,59 +110,53 @@ class Decoder(Stack):
 
     Args of `__call__`:
         is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
-        token_embedding: The decoder's table, or the encoder's where it is shared.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
-        memory_mask_kind: What the configuration tells of it.
         cache: One entry per layer, updated in place.
         valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
+        reader: What embeds the encoder's tokens, where the embedding is shared.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, "decoder", rngs=rngs)
+        super().__init__("decoder", config, rngs=rngs)
 
     def __call__(
         self,
-        tokens: Int[Array, "batch queries"],
-        is_token: Bool[Array, "batch keys"],
+        tokens: TokenIds,
+        is_token: IsToken,
         tap: Tap = identity,
         *,
-        token_embedding: nnx.Embed,
-        positions: Int[Array, "batch queries"] | None = None,
-        memory: Float[Array, "batch memory embed_dim"] | None = None,
-        memory_mask: Bool[Array, "batch 1 1 memory"] | None = None,
-        memory_mask_kind: MaskKind | None = None,
+        positions: TokenIds | None = None,
+        memory: Memory | None = None,
+        memory_mask: Mask | None = None,
         cache: list[Cache] | None = None,
-        valid_lengths: Int[Array, " batch"] | None = None,
-    ) -> Float[Array, "batch queries embed_dim"]:
+        valid_lengths: Lengths | None = None,
+        reader: EmbedTokens | None = None,
+    ) -> Hidden:
         config, keys = self.config, is_token.shape[1]
-        mask_kind: MaskKind | None = None
-        if config.decoder_mask == "causal":
-            mask_kind = "causal" if positions is None else "some"
+        kind: MaskKind = "causal" if positions is None else "some"
         positions = jnp.arange(keys)[None] if positions is None else positions
-        x = embed(config, self.tables | {"token_embedding": token_embedding}, tokens, positions, is_token)
-        masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
+        x = embed("decoder", config, self, tokens, positions, is_token, reader=reader)
+        hides_padding = config.decoder_mask == "causal-and-padding"
         context = LayerContext(
-            mask=target_mask(positions, is_token, config.decoder_mask),
-            mask_kind=mask_kind,
+            mask=Mask(target_mask(positions, is_token, config.decoder_mask), None if hides_padding else kind),
             positions=positions,
-            is_token=visible_queries(is_token, positions) if masked else None,
+            is_token=visible_queries(is_token, positions) if hides_padding and config.is_recurrent else None,
             valid_lengths=valid_lengths,
-            bias=score_bias(config, self.relative_bias, positions, keys, x.dtype, both=False),
+            bias=score_bias(config, self, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,
-            memory_mask_kind=memory_mask_kind,
         )
         return self.apply_layers(x, context, tap, cache)
 
 
 def encoder_input(
     config: TransformerConfig,
-    tokens: Int[Array, "batch length"] | None,
-    pixels: Float[Array, "batch channels height width"] | None,
-    attention_mask: Bool[Array, "batch length"] | Int[Array, "batch length"] | None,
-) -> tuple[Array, Bool[Array, "batch length"]]:
+    tokens: TokenIds | None,
+    pixels: Pixels | None,
+    attention_mask: IsToken | SourceIds | None,
+) -> tuple[Array, IsToken]:
     """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
     if pixels is not None:
         return pixels, jnp.ones((len(pixels), config.max_length), bool)
@@ -220,56 +193,43 @@ class Transformer(nnx.Module):
             del self.head.kernel
 
     @property
+    def reader(self) -> Any:
+        """What embeds the tokens of the last stack, which is the encoder's where the embedding is shared."""
+        is_last = self.config.has_decoder and not self.config.shared_embedding
+        return (self.decoder if is_last else self.encoder).input
+
+    @property
     def token_embedding(self) -> nnx.Embed:
         """Table of the last stack's tokens."""
-        stack = self.decoder if self.config.has_decoder and not self.config.shared_embedding else self.encoder
-        return stack.token_embedding
-
-    def apply_head(self, x: Float[Array, "batch length embed_dim"] | Float[Array, "batch embed_dim"]) -> Output:
-        if self.config.head == "hidden":
-            return x
-        if self.config.is_pooled:
-            return pooled_head(self, self.config, x)
-        if self.config.head_transform:
-            x = transform_for_head(self.config, self.head_transform, self.head_norm, x)
-        table = self.token_embedding.embedding[...] if self.config.has_tied_head else None
-        return head(self.config, self.head, x, table)
+        return self.reader.token_embedding
 
     def __call__(
         self,
         *,
-        source: Int[Array, "batch keys"] | Float[Array, "batch mel_bins frames"] | None = None,
-        target: Int[Array, "batch queries"] | None = None,
-        tokens: Int[Array, "batch length"] | None = None,
-        pixels: Float[Array, "batch channels height width"] | None = None,
-        attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
-        token_types: Int[Array, "batch length"] | None = None,
+        source: SourceIds | Frames | None = None,
+        target: TokenIds | None = None,
+        tokens: TokenIds | None = None,
+        pixels: Pixels | None = None,
+        attention_mask: IsToken | SourceIds | None = None,
+        token_types: TokenIds | None = None,
         tap: Tap = identity,
     ) -> Output:
         config = self.config
-        mask_kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
+        kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
             is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory = self.encoder(source, is_token, scope, mask_kind=mask_kind)
-            mask, table = padding_mask(is_token), self.token_embedding
+            memory, memory_mask = self.encoder(source, is_token, scope, mask_kind=kind), padding_mask(is_token)
             is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-            x = self.decoder(
-                target,
-                is_token,
-                scope,
-                token_embedding=table,
-                memory=memory,
-                memory_mask=mask,
-                memory_mask_kind=mask_kind,
-            )
+            given = {"memory": memory, "memory_mask": Mask(memory_mask, kind), "reader": self.reader}
+            x = self.decoder(target, is_token, scope, **given)
         elif config.architecture == "encoder":
             (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=mask_kind)
+            x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=kind)
         else:
             assert tokens is not None
             is_token, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
-            x = self.decoder(tokens, is_token, scope, token_embedding=self.token_embedding)
+            x = self.decoder(tokens, is_token, scope)
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
-        return tap("logits", self.apply_head(x))
+        return tap("logits", head(config, self, x))

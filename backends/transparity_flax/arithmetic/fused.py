@@ -8,12 +8,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, DTypeLike, Float
+from jaxtyping import DTypeLike, Float
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.state.context import MaskKind
+from transparity_flax.shapes import Bias, MaskArray, Queries, Sinks
+from transparity_flax.state.context import Mask
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
 """XLA's CPU has no product of float16 that is summed in float32."""
@@ -29,47 +30,47 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLi
 
 
 def attention(
-    query: Float[Array, "batch heads queries head_dim"],
+    query: Queries,
     key: Float[Array, "batch heads keys head_dim"],
     value: Float[Array, "batch heads keys value_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
+    mask: Mask,
     *,
-    mask_kind: MaskKind | None = None,
     scale: float,
-    bias: Float[Array, "#batch heads #queries keys"] | None = None,
-    sinks: Float[Array, " heads"] | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future: that it
-    does may be told by `mask_kind`, otherwise it is decided at run time."""
-    length = mask.shape[2]
-    if mask_kind == "full" or length <= BLOCK or length != mask.shape[3]:
-        return _one_block(query, key, value, mask, scale, bias, sinks)
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future: its kind may tell that
+    it does, otherwise it is decided at run time."""
+    shown, kind = mask
+    length = shown.shape[2]
+    if kind == "full" or length <= BLOCK or length != shown.shape[3]:
+        return _one_block(query, key, value, shown, scale, bias, sinks)
 
     def in_blocks() -> Array:
         blocks = []
         for begin in range(0, length, BLOCK):
             queries, keys = slice(begin, begin + BLOCK), slice(begin + BLOCK)
             near = None if bias is None else bias[:, :, queries, keys]
-            given = query[:, :, queries], key[:, :, keys], value[:, :, keys], mask[:, :, queries, keys]
+            given = query[:, :, queries], key[:, :, keys], value[:, :, keys], shown[:, :, queries, keys]
             blocks.append(_one_block(*given, scale, near, sinks))
         return jnp.concatenate(blocks, axis=2)
 
-    if mask_kind == "causal":
+    if kind == "causal":
         return in_blocks()
-    hides_the_future = mask.any(axis=-1).all() & ~jnp.triu(mask, 1).any()
-    whole = partial(_one_block, query, key, value, mask, scale, bias, sinks)
+    hides_the_future = shown.any(axis=-1).all() & ~jnp.triu(shown, 1).any()
+    whole = partial(_one_block, query, key, value, shown, scale, bias, sinks)
     context: Array = jax.lax.cond(hides_the_future, in_blocks, whole)
     return context
 
 
 def _one_block(
-    query: Float[Array, "batch heads queries head_dim"],
+    query: Queries,
     key: Float[Array, "batch heads keys head_dim"],
     value: Float[Array, "batch heads keys value_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
+    mask: MaskArray,
     scale: float,
-    bias: Float[Array, "#batch heads #queries keys"] | None,
-    sinks: Float[Array, " heads"] | None,
+    bias: Bias | None,
+    sinks: Sinks | None,
 ) -> Float[Array, "batch heads queries value_dim"]:
     """Attention that divides by the sum of weights after summing the values, which is fewer divisions. A query with
     every key masked weighs all keys alike, as in the explicit path."""

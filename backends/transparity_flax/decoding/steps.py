@@ -12,9 +12,11 @@ from jaxtyping import Bool, Float, Int
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
+from transparity_flax.heads.table import head
 from transparity_flax.layers import cross_attention_cache
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_flax.state.context import Mask
 from transparity_flax.transformer import Transformer
 
 
@@ -62,13 +64,12 @@ def step(
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    table = model.token_embedding
-    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "valid_lengths": valid_lengths}
-    x = model.decoder(tokens, is_token, scope, token_embedding=table, **given)
+    memory_mask = Mask(cache["memory_mask"]) if "memory_mask" in cache else None
+    given = {"positions": positions, "memory_mask": memory_mask, "valid_lengths": valid_lengths, "reader": model.reader}
+    x = model.decoder(tokens, is_token, scoped(tap, "decoder"), cache=cache["layers"], **given)
     cache["lengths"] = cache["lengths"] + (tokens.shape[1] if valid_lengths is None else valid_lengths)
     x = x if index is None else jnp.take_along_axis(x, index[:, None, None], axis=1)
-    return tap("logits", model.apply_head(x))
+    return tap("logits", head(config, model, x))
 
 
 def cache_for(

@@ -5,37 +5,41 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from transparity_flax.positions import RotaryTables
+from transparity_flax.shapes import Lengths, MaskArray, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
 """What the configuration alone tells of a mask: it hides the future, it hides nothing, or every query sees some key. A
 compiler needs it, because it has no values."""
 
 
-class LayerContext(NamedTuple):
-    """Masks, positions and memory of a layer; the same for every layer of a stack, except for windows in the mask."""
+class Mask(NamedTuple):
+    """A mask, and what is known of it before it has values. NumPy has the array alone."""
 
-    mask: Bool[Array, "#batch 1 #queries keys"]
+    array: MaskArray
+    kind: MaskKind | None = None
+
+
+class LayerContext(NamedTuple):
+    """Masks, positions and memory of a layer; the same for every layer of a stack, except for windows in the mask.
+    (NumPy has `training` too: here modules know.)"""
+
+    mask: Mask
     """True where self-attention may attend."""
-    positions: Int[Array, "#batch queries"]
+    positions: Positions
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
     is_token: Bool[Array, "batch queries"] | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
-    valid_lengths: Int[Array, " batch"] | None = None
+    valid_lengths: Lengths | None = None
     """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
     temperature: Float[Array, "#batch 1 queries 1"] | None = None
     """Factor of the queries of self-attention."""
     bias: Float[Array, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
-    mask_kind: MaskKind | None = None
-    """Of `mask`."""
     memory: Float[Array, "batch memory embed_dim"] | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
-    memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
+    memory_mask: Mask | None = None
     """True where cross-attention may attend; None without cross-attention."""
-    memory_mask_kind: MaskKind | None = None
-    """Of `memory_mask`."""

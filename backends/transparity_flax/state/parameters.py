@@ -77,4 +77,5 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    return ".".join([*map(str, path[:-1]), NAMES[path[-1]]])
+    """The name of a parameter; what a stack reads (`input`) has no name of its own there."""
+    return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES[path[-1]]])

@@ -14,17 +14,20 @@ from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.feed_forward import FeedForward
+from transparity_flax.shapes import Hidden
+
+Experts = Float[Array, "*batch experts"]
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
-def highest(x: Float[Array, "*batch experts"], count: int) -> Float[Array, "*batch experts"]:
+def highest(x: Experts, count: int) -> Experts:
     """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
     _, order = jax.lax.top_k(jax.lax.stop_gradient(x), count)
     return jax.nn.one_hot(order, x.shape[-1], dtype=x.dtype).sum(axis=-2)
 
 
-def best_groups(config: TransformerConfig, scores: Float[Array, "*batch experts"]) -> Float[Array, "*batch experts"]:
+def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
     """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
@@ -33,9 +36,9 @@ def best_groups(config: TransformerConfig, scores: Float[Array, "*batch experts"
 
 def choose(
     config: TransformerConfig,
-    scores: Float[Array, "*batch experts"],
+    scores: Experts,
     correction: Float[Array, " experts"] | None = None,
-) -> Float[Array, "*batch experts"]:
+) -> Experts:
     """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
@@ -43,9 +46,7 @@ def choose(
     return highest(corrected, config.experts_per_token)
 
 
-def router_weights(
-    config: TransformerConfig, scores: Float[Array, "*batch experts"], chosen: Float[Array, "*batch experts"]
-) -> Float[Array, "*batch experts"]:
+def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) -> Experts:
     """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
     others."""
     weights = jnp.where(chosen != 0, scores, 0)
@@ -54,9 +55,7 @@ def router_weights(
     return weights * config.router_scale
 
 
-def shared_expert(
-    module: MixtureOfExperts, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
-) -> Float[Array, "batch length embed_dim"]:
+def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
     """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y = module.shared_expert(x, scoped(tap, "shared_expert"))
     return jax.nn.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
@@ -75,22 +74,20 @@ class MixtureOfExperts(nnx.Module):
             self.router_score_bias = nnx.BatchStat(jnp.zeros(config.num_experts))
         self.experts = nnx.List(FeedForward(config, rngs=rngs) for _ in range(config.num_experts))
         if config.shared_expert_dim:
-            own = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
-            self.shared_expert = FeedForward(own, rngs=rngs)
+            alone = dataclasses.replace(config, feed_forward_dim=config.shared_expert_dim)
+            self.shared_expert = FeedForward(alone, rngs=rngs)
         if config.shared_expert_dim and config.shared_expert_gate:
             self.shared_expert_gate = nnx.Linear(config.embed_dim, 1, use_bias=False, rngs=rngs)
 
-    def __call__(
-        self, x: Float[Array, "batch length embed_dim"], tap: Tap = identity
-    ) -> Float[Array, "batch length embed_dim"]:
+    def __call__(self, x: Hidden, tap: Tap = identity) -> Hidden:
         logits = tap("router_logits", self.router(x))
         scores = SCORES[self.config.router_scores](upcast(logits))
         correction = self.router_score_bias[...] if self.config.router_score_bias else None
         chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, correction).astype(x.dtype))
         weights = tap("router_weights", router_weights(self.config, scores, chosen).astype(x.dtype))
         y = jnp.zeros_like(x)
-        for expert, own in enumerate(self.experts):
-            y = y + weights[..., expert, None] * own(x)
+        for i, expert in enumerate(self.experts):
+            y = y + weights[..., i, None] * expert(x)
         if self.config.shared_expert_dim:
             y = y + shared_expert(self, x, tap)
         return tap("output", y)

@@ -1,0 +1,19 @@
+"""Scores of classes from the pooled state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.heads.pooled import pooled
+from transparity_flax.heads.transform import transform_for_head
+
+
+def classes(
+    config: TransformerConfig, module: Any, x: Float[Array, "batch embed_dim"]
+) -> Float[Array, "batch classes"]:
+    """x Wᵀ + b of the pooled state, through the pooler if there is one."""
+    return module.head(transform_for_head(config, module, pooled(config, module, x)))

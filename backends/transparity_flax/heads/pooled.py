@@ -1,0 +1,47 @@
+"""One state of each row, through a linear map if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.feed_forward import ACTIVATIONS
+from transparity_flax.shapes import Hidden, TokenIds
+
+POOLERS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""Activations after the linear map of a pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
+) -> Float[Array, "batch embed_dim"]:
+    """One state of each row: the first position (Devlin et al. 2019), the mean of the tokens that are not padding
+    (Reimers and Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021,
+    §2.4). In a row without any, these are the first position, and the mean 0."""
+    if config.pooling == "mean":
+        count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * is_token[:, :, None]).sum(axis=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    rank = jnp.arange(x.shape[1]) * is_token
+    if config.pooling != "last":
+        assert tokens is not None  # images are not pooled by tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+    return x[jnp.arange(len(x)), rank.argmax(axis=1)]
+
+
+def pooled(
+    config: TransformerConfig, module: Any, x: Float[Array, "batch embed_dim"]
+) -> Float[Array, "batch embed_dim"]:
+    """activation(x Wᵀ + b) of the pooled state if there is a pooler, else x."""
+    return POOLERS[config.pooler](module.pooler(x)) if config.has_pooler else x

@@ -1,0 +1,29 @@
+"""The table of heads. A new head is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.heads.classes import classes
+from transparity_flax.heads.logits import logits
+from transparity_flax.heads.pooled import pooled
+from transparity_flax.shapes import Vectors
+
+
+def hidden(config: TransformerConfig, module: Any, x: Vectors) -> Vectors:
+    """The last layer's output itself."""
+    return x
+
+
+HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""By `config.head`."""
+
+
+def head(config: TransformerConfig, module: Any, x: Vectors) -> Float[Array, "*batch features"]:
+    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `module` is the whole model."""
+    return HEADS[config.head](config, module, x)

@@ -1,0 +1,62 @@
+"""The embedding: what a stack reads as vectors, with their types and positions. A new input is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
+
+from transparity.config import TransformerConfig
+from transparity.inputs import check_length
+from transparity.taps import Tap, identity
+from transparity_flax.inputs.frames import EmbedFrames
+from transparity_flax.inputs.patches import EmbedPatches
+from transparity_flax.inputs.tokens import EmbedTokens
+from transparity_flax.positions.learned import position_ids
+from transparity_flax.positions.sinusoidal import sinusoidal_positions
+from transparity_flax.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+
+Source = TokenIds | Pixels | Frames
+"""What a stack reads."""
+
+INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": EmbedPatches, "frames": EmbedFrames}
+"""By `config.input_kind(stack)`."""
+
+
+def embed(
+    stack: str,
+    config: TransformerConfig,
+    module: Any,
+    tokens: Source,
+    positions: Int[Array, "#batch length"],
+    is_token: IsToken,
+    token_types: TokenIds | None = None,
+    tap: Tap = identity,
+    *,
+    reader: Any = None,
+) -> Hidden:
+    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
+
+    Args:
+        module: The stack.
+        positions: Positions of the tokens, below `is_token.shape[1]`.
+        is_token: True for tokens that are not padding, among all up to the last position.
+        reader: What embeds the tokens, where the stack shares another's.
+    """
+    config = config.for_stack(stack)
+    check_length(config, positions.shape[1])
+    x = (module.input if reader is None else reader)(tokens, tap)
+    if config.token_scale != 1:
+        x = x * config.token_scale
+    if token_types is not None:
+        x = x + module.token_type_embedding.embedding[token_types]
+    if config.positions == "learned":
+        return x + module.position_embedding.embedding[position_ids(config, is_token, positions)]
+    if config.positions == "sinusoidal":
+        options = (config.embed_dim, config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        table = sinusoidal_positions(is_token.shape[1], *options)
+        return x + jnp.asarray(table, x.dtype)[positions]
+    return x

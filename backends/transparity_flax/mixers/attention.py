@@ -1,0 +1,204 @@
+"""Attention: queries weigh keys and sum their values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import Projection, TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.arithmetic import fused
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.arithmetic.softcap import apply_softcap
+from transparity_flax.normalization import HeadNorm
+from transparity_flax.rotary.plain import rotate
+from transparity_flax.shapes import (
+    Bias,
+    Heads,
+    Hidden,
+    Keys,
+    MaskArray,
+    Memory,
+    Queries,
+    RotaryTables,
+    Scores,
+    Sinks,
+    Values,
+)
+from transparity_flax.state.cache import Cache, update
+from transparity_flax.state.context import LayerContext, Mask
+
+
+def split_heads(x: Hidden, num_heads: int) -> Heads:
+    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
+    batch, length, embed_dim = x.shape
+    return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
+
+
+def merge_heads(x: Heads) -> Hidden:
+    """Concatenate the heads' features: the inverse of `split_heads`."""
+    batch, heads, length, head_dim = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
+
+
+def project_heads(module: nnx.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
+    """Query, key or value of every head: projected and split, or split and projected by one map for all heads
+    (document 002)."""
+    if projection == "shared-per-head":
+        return module(split_heads(x, num_heads))
+    return split_heads(module(x), num_heads)
+
+
+def repeat_heads(x: Heads, num_heads: int) -> Float[Array, "batch heads length head_dim"]:
+    """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
+
+
+def attention_scores(
+    query: Queries, key: Keys, scale: float, softcap: float | None = None, bias: Bias | None = None
+) -> Scores:
+    """softcap(query · keyᵀ · scale) + bias."""
+    scores = query @ key.swapaxes(-2, -1) * scale
+    scores = scores if softcap is None else apply_softcap(scores, softcap)
+    return scores if bias is None else scores + bias
+
+
+def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
+    """softmax(where(mask, scores, masked_score)) over the keys, and over each head's sink, whose weight is left out
+    (gpt-oss).
+
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. A
+    query whose keys are all masked weighs them alike instead of being NaN.
+    """
+    lowest = float(jnp.finfo(scores.dtype).min) / 2
+    shown = jnp.where(mask, scores, jnp.asarray(max(masked_score, lowest), scores.dtype))
+    if sinks is not None:
+        shown = jnp.concatenate([shown, jnp.broadcast_to(sinks[:, None, None], (*shown.shape[:-1], 1))], axis=-1)
+    return jax.nn.softmax(upcast(shown), axis=-1).astype(scores.dtype)[..., : scores.shape[-1]]
+
+
+def attention(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    *,
+    scale: float,
+    masked_score: float,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
+    tap: Tap = identity,
+) -> Float[Array, "batch queries attention_dim"]:
+    """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    if fused.applies(tap, masked_score, softcap, query.dtype):
+        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
+    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
+    weights = tap("weights", attention_weights(scores, mask.array, masked_score, sinks))
+    return tap("context", merge_heads(weights @ value))
+
+
+class AttentionProjections(nnx.Module):
+    """The projections of multi-head attention (Vaswani et al. 2017, §3.2.2)."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        self.config, bias = config, config.qkv_bias
+        queries, into = config.attention_dim, config.embed_dim
+        keys = values = config.key_value_heads * config.head_dim
+        if config.projection == "shared-per-head":
+            queries, keys, values, into = (config.head_dim,) * 4
+        self.query = nnx.Linear(into, queries, use_bias=bias, rngs=rngs)
+        self.key = nnx.Linear(into, keys, use_bias=bias and config.key_bias, rngs=rngs)
+        self.value = nnx.Linear(into, values, use_bias=bias, rngs=rngs)
+        if config.query_key_norm:
+            heads = (config.num_heads, config.key_value_heads)
+            over = heads if config.query_key_norm_over == "projection" else (1, 1)
+            self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
+        if config.attention_sinks:
+            self.sinks = nnx.Param(jnp.zeros(config.num_heads))
+        if config.attention_gate:
+            self.gate = nnx.Linear(config.embed_dim, config.context_dim, use_bias=bias, rngs=rngs)
+        self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
+
+
+def query_key_norm(config: TransformerConfig, module: HeadNorm, x: Heads) -> Heads:
+    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    return module(x) if config.query_key_norm_over == "head" else split_heads(module(merge_heads(x)), x.shape[1])
+
+
+def normalize_and_rotate(
+    module: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+) -> Heads:
+    """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
+    if module.config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(module.config, getattr(module, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, module.config.rope_layout))
+
+
+def project_query(module: AttentionProjections, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+    """Query of every head."""
+    query = tap("query", project_heads(module.query, x, module.config.num_heads, module.config.projection))
+    return normalize_and_rotate(module, "query", query, rotary, tap)
+
+
+def project_key_value(
+    module: AttentionProjections, x: Memory, tap: Tap, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
+    """Key and value of every head."""
+    heads, projection = module.config.key_value_heads, module.config.projection
+    key = tap("key", project_heads(module.key, x, heads, projection))
+    value = tap("value", project_heads(module.value, x, heads, projection))
+    return normalize_and_rotate(module, "key", key, rotary, tap), value
+
+
+class SelfAttention(AttentionProjections):
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
+    `x` included."""
+
+    def project(self, x: Hidden, context: LayerContext, tap: Tap) -> tuple[Queries, Keys, Values]:
+        query = project_query(self, x, tap, context.rotary)
+        return query, *project_key_value(self, x, tap, context.rotary)
+
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        query, key, value = self.project(x, context, tap)
+        query = query if context.temperature is None else query * context.temperature
+        if cache is not None:
+            key, value = update(cache, key, value, context.positions)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias)
+
+
+class CrossAttention(AttentionProjections):
+    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
+
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        query = project_query(self, x, tap)
+        if cache is not None:
+            key, value = cache["key"], cache["value"]
+        else:
+            assert context.memory is not None
+            key, value = project_key_value(self, context.memory, tap)
+        assert context.memory_mask is not None
+        return _attend(self, x, (query, key, value), context.memory_mask, tap)
+
+
+def _attend(
+    module: AttentionProjections,
+    x: Hidden,
+    heads: tuple[Array, Array, Array],
+    mask: Mask,
+    tap: Tap,
+    bias: Bias | None = None,
+) -> Hidden:
+    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
+    config, sinks = module.config, module.sinks[...] if module.config.attention_sinks else None
+    scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
+    context = attention(
+        *heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    )
+    if config.attention_gate:
+        context = tap("gated_context", context * jax.nn.sigmoid(module.gate(x)))
+    return tap("output", module.output(context))

@@ -1,0 +1,33 @@
+"""Recurrences chunk by chunk (Yang et al. 2025, §3.3; Dao and Gu 2024, §6): within a chunk, all positions at once."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+CHUNK = 64
+"""Positions that the state is not computed between."""
+
+
+def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
+    """Pieces of `CHUNK` positions, the last filled up with zeros, which decay no state and write nothing."""
+    size = min(CHUNK, x.shape[2])
+    filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
+    return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
+
+
+def in_a_row(
+    x: Float[Array, "chunks batch heads chunk features"], length: int
+) -> Float[Array, "batch heads length features"]:
+    """The inverse of `in_chunks`."""
+    return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
+
+
+def chunk_decays(
+    log_decay: Float[Array, "batch heads length"],
+) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
+    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
+    # Sums from each position on: differences of sums from the begin on would lose digits.
+    onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
+    return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

@@ -1,0 +1,104 @@
+"""Gated delta network (Yang et al. 2025): each token corrects what the state holds for its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_flax.mixers.chunks import chunk_decays, in_a_row, in_chunks
+from transparity_flax.mixers.convolution import convolve
+from transparity_flax.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_flax.normalization import rms_norm
+from transparity_flax.shapes import Features, Hidden
+from transparity_flax.state.cache import Cache, update_state
+from transparity_flax.state.context import LayerContext
+
+UNIT_EPS = 1e-6
+"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+
+
+def unit_length(x: Features) -> Features:
+    """x / √(Σ x² + eps) over the features."""
+    wide = upcast(x)
+    return (wide / jnp.sqrt((wide * wide).sum(axis=-1, keepdims=True) + UNIT_EPS)).astype(x.dtype)
+
+
+def gated_delta_rule(
+    query: Float[Array, "batch heads length head_dim"],
+    key: Float[Array, "batch heads length head_dim"],
+    value: Float[Array, "batch heads length value_dim"],
+    log_decay: Float[Array, "batch heads length"],
+    beta: Float[Array, "batch heads length"],
+    state: Float[Array, "batch heads head_dim value_dim"],
+) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
+    q S / √head_dim (Yang et al. 2025, eq. 10). Chunk by chunk: the changes that a chunk's tokens make depend only on
+    those of earlier ones, so they are the solution of a triangular system."""
+
+    def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g, b = given
+        (between, begun), strength = chunk_decays(g), b[..., None]
+        change = jax.lax.linalg.triangular_solve(
+            jnp.tril(strength * k @ k.mT * between, -1),
+            strength * (v - begun * (k @ state)),
+            left_side=True,
+            lower=True,
+            unit_diagonal=True,
+        )
+        read = begun * (q @ state) + q @ k.mT * between @ change
+        return begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ change, read
+
+    query = query * query.shape[-1] ** -0.5
+    state, reads = jax.lax.scan(one, state, tuple(in_chunks(x) for x in (query, key, value, log_decay, beta)))
+    return in_a_row(reads, query.shape[2]), state
+
+
+def gated_head_norm(
+    config: TransformerConfig,
+    module: Any,
+    x: Float[Array, "batch length features"],
+    gate: Float[Array, "batch length features"],
+) -> Float[Array, "batch length features"]:
+    """rms_norm(x) · silu(gate), the norm over each head."""
+    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
+    return rms_norm(heads, module.scale[...], config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
+
+
+class GatedDelta(Recurrence):
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the state there.
+
+    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        super().__init__(config, config.recurrent_value_dim, rngs=rngs)
+        bias = config.recurrent_bias
+        self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
+
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
+        query, key, value = (
+            tap(f"{name}_convolved", convolve(self, name, x, context, cache)) for name in ("query", "key", "value")
+        )
+        query = tap("query_normalized", unit_length(split_heads(query, shared)))
+        key = tap("key_normalized", unit_length(split_heads(key, shared)))
+        beta = tap("beta", jax.nn.sigmoid(self.beta(x)))
+        decay = tap("log_decay", log_decay(self, time_step(self, x)))
+        query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+        state, value = first_state(self.config, query, cache), upcast(split_heads(value, heads))
+        rates = by_head(decay, context, cache), by_head(beta, context, cache)
+        read, state = gated_delta_rule(query, key, value, *rates, state)
+        if cache is not None:
+            update_state(cache, state)
+        read = tap("context", merge_heads(read).astype(x.dtype))
+        y = tap("gated_context", gated_head_norm(self.config, self.gated_norm, read, self.gate(x)))
+        return tap("output", self.output(y))

@@ -1,0 +1,71 @@
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from a few features. Only the projections
+differ from attention."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.mixers.attention import SelfAttention, split_heads
+from transparity_flax.normalization import HeadNorm
+from transparity_flax.rotary.plain import rotate
+from transparity_flax.shapes import Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+from transparity_flax.state.context import LayerContext
+
+
+def latent(module: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Float[Array, "batch length features"]:
+    """norm(x Wᵀ): the few features that the `query`, or the key and value (`key_value`), of every head are projected
+    from."""
+    return tap(f"{name}_latent", getattr(module, f"{name}_latent_norm")(getattr(module, f"{name}_latent")(x)))
+
+
+def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
+    """Rotate the last features of each head of the `query` or `key`."""
+    if rotary is None:
+        return x
+    rest = config.head_dim - config.rotated_dim
+    rotated = rotate(x[..., rest:], rotary, config.rope_layout)
+    return tap(f"{name}_rotated", jnp.concatenate([x[..., :rest], rotated], axis=-1))
+
+
+def latent_query(module: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+    """Query of every head, of a latent if `q_lora_rank` is set."""
+    x = latent(module, "query", x, tap) if module.config.q_lora_rank else x
+    query = tap("query", split_heads(module.query(x), module.config.num_heads))
+    return rotate_last(module.config, "query", query, rotary, tap)
+
+
+def latent_key_value(
+    module: LatentAttention, x: Memory, tap: Tap, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
+    """Key and value of every head, of a latent; all heads share the rotated features of the key."""
+    low, heads = latent(module, "key_value", x, tap), module.config.num_heads
+    unrotated, shared = split_heads(module.key(low), heads), module.key_rotary(x)[:, None]
+    every = jnp.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
+    key = tap("key", jnp.concatenate([unrotated, every], axis=-1))
+    value = tap("value", split_heads(module.value(low), heads))
+    return rotate_last(module.config, "key", key, rotary, tap), value
+
+
+class LatentAttention(SelfAttention):
+    """`SelfAttention` of projections through latents."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs=rngs)
+        into, low, heads = config.embed_dim, config.kv_lora_rank or 0, config.num_heads
+        if rank := config.q_lora_rank:
+            self.query_latent = nnx.Linear(into, rank, use_bias=False, rngs=rngs)
+            self.query_latent_norm = HeadNorm(config, rank, rngs=rngs)
+            self.query = nnx.Linear(rank, config.attention_dim, use_bias=False, rngs=rngs)
+        self.key_value_latent = nnx.Linear(into, low, use_bias=False, rngs=rngs)
+        self.key_value_latent_norm = HeadNorm(config, low, rngs=rngs)
+        self.key = nnx.Linear(low, heads * config.projected_key_dim, use_bias=False, rngs=rngs)
+        self.value = nnx.Linear(low, heads * config.value_dim, use_bias=False, rngs=rngs)
+        self.key_rotary = nnx.Linear(into, config.rotated_dim, use_bias=False, rngs=rngs)
+
+    def project(self, x: Hidden, context: LayerContext, tap: Tap) -> tuple[Queries, Keys, Values]:
+        return latent_query(self, x, tap, context.rotary), *latent_key_value(self, x, tap, context.rotary)

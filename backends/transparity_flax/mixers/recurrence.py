@@ -1,0 +1,77 @@
+"""What recurrences share: a state, which each token decays, writes to and reads, in place of self-attention."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.shapes import Features, Hidden
+from transparity_flax.state.cache import Cache, held_tokens
+from transparity_flax.state.context import LayerContext
+
+
+def unpadded(x: Features, context: LayerContext) -> Features:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.is_token is None else x * context.is_token[..., None].astype(x.dtype)
+
+
+def time_step(module: Recurrence, x: Hidden) -> Float[Array, "batch length heads"]:
+    """clip(softplus(x Wᵀ + dt_bias)): the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    step = jax.nn.softplus(upcast(module.decay(x)) + upcast(module.dt_bias[...]))
+    return jnp.clip(step, module.config.time_step_min, module.config.time_step_max)
+
+
+def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> Float[Array, "batch length heads"]:
+    """−exp(A_log) · time step: logarithm of the share of the state that stays (Gu and Dao 2024)."""
+    return -jnp.exp(upcast(module.A_log[...])) * step
+
+
+def by_head(
+    x: Float[Array, "batch length heads"], context: LayerContext, cache: Cache | None
+) -> Float[Array, "batch heads length"]:
+    """A number of each token and head, 0 for fillers of a cache, in at least float32."""
+    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
+
+
+def first_state(
+    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], cache: Cache | None
+) -> Float[Array, "batch heads head_dim value_dim"]:
+    """Zeros, or with a `cache` the state there."""
+    size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    return jnp.zeros(size, query.dtype) if cache is None else cache["state"]
+
+
+class Recurrence(nnx.Module):
+    """The linear maps, convolutions and decay of a recurrence."""
+
+    def __init__(self, config: TransformerConfig, normed: int, *, rngs: nnx.Rngs) -> None:
+        self.config, bias, heads = config, config.recurrent_bias, config.recurrent_heads
+        for name, features in config.convolution_dims.items():
+            setattr(self, name, nnx.Linear(config.embed_dim, features, use_bias=bias, rngs=rngs))
+            kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
+            setattr(self, f"{name}_convolution", kernel)
+        self.decay = nnx.Linear(config.embed_dim, heads, use_bias=bias, rngs=rngs)
+        self.dt_bias, self.A_log = nnx.Param(jnp.zeros(heads)), nnx.Param(jnp.zeros(heads))
+        self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=bias, rngs=rngs)
+        self.gated_norm = _GatedNorm(normed)
+        self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=bias, rngs=rngs)
+
+
+class _GatedNorm(nnx.Module):
+    """The gain of a gated norm."""
+
+    def __init__(self, features: int) -> None:
+        self.scale = nnx.Param(jnp.ones(features))
+
+
+class _Convolution(nnx.Module):
+    """The weights of `causal_convolution`, and its bias, if any."""
+
+    def __init__(self, features: int, width: int, *, bias: bool) -> None:
+        self.kernel = nnx.Param(jnp.zeros((width, features)))
+        self.bias = nnx.Param(jnp.zeros(features)) if bias else None

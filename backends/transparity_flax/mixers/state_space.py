@@ -1,0 +1,87 @@
+"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, and nothing is corrected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_flax.mixers.chunks import chunk_decays, in_a_row, in_chunks
+from transparity_flax.mixers.convolution import convolve
+from transparity_flax.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_flax.normalization import rms_norm
+from transparity_flax.shapes import Hidden
+from transparity_flax.state.cache import Cache, update_state
+from transparity_flax.state.context import LayerContext
+
+
+def state_space_rule(
+    query: Float[Array, "batch heads length head_dim"],
+    key: Float[Array, "batch heads length head_dim"],
+    value: Float[Array, "batch heads length value_dim"],
+    log_decay: Float[Array, "batch heads length"],
+    step: Float[Array, "batch heads length"],
+    state: Float[Array, "batch heads head_dim value_dim"],
+) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and
+    Gu 2024, eq. 2, where q, k and v are C, B and x). Chunk by chunk."""
+
+    def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g = given
+        between, begun = chunk_decays(g)
+        read = begun * (q @ state) + q @ k.mT * between @ v
+        return begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ v, read
+
+    value = step[..., None] * value
+    state, reads = jax.lax.scan(one, state, tuple(in_chunks(x) for x in (query, key, value, log_decay)))
+    return in_a_row(reads, query.shape[2]), state
+
+
+def gated_group_norm(
+    config: TransformerConfig,
+    module: Any,
+    x: Float[Array, "batch length features"],
+    gate: Float[Array, "batch length features"],
+) -> Float[Array, "batch length features"]:
+    """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
+    groups = (upcast(x) * jax.nn.silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
+    ones = jnp.ones(groups.shape[-1])
+    return (rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * module.scale[...]).astype(x.dtype)
+
+
+class StateSpace(Recurrence):
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the state there.
+
+    Padding is zeros, before and after the convolutions: it writes nothing, but decays the state.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
+        super().__init__(config, config.recurrent_dim, rngs=rngs)
+        self.D = nnx.Param(jnp.ones(config.recurrent_heads))
+
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
+        query, key, value = (
+            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context, cache), context))
+            for name in ("query", "key", "value")
+        )
+        step = tap("time_step", time_step(self, x).astype(x.dtype))
+        decay = tap("log_decay", log_decay(self, step))
+        query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
+        state, value = first_state(self.config, query, cache), upcast(split_heads(value, heads))
+        rates = by_head(decay, context, cache), by_head(step, context, cache)
+        read, state = state_space_rule(query, key, value, *rates, state)
+        read = read + upcast(self.D[...])[:, None, None] * value
+        if cache is not None:
+            update_state(cache, state)
+        read = tap("context", merge_heads(read).astype(x.dtype))
+        y = tap("gated_context", gated_group_norm(self.config, self.gated_norm, read, self.gate(x)))
+        return tap("output", self.output(y))

@@ -1,0 +1,19 @@
+"""The table of mixers. A new mixer is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transparity_flax.mixers.attention import SelfAttention
+from transparity_flax.mixers.gated_delta import GatedDelta
+from transparity_flax.mixers.latent import LatentAttention
+from transparity_flax.mixers.state_space import StateSpace
+
+MIXERS: dict[str, Callable[..., Any]] = {
+    "attention": SelfAttention,
+    "latent": LatentAttention,
+    "gated-delta": GatedDelta,
+    "state-space": StateSpace,
+}
+"""By `config.mixer_name`."""

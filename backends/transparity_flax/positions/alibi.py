@@ -1,0 +1,31 @@
+"""ALiBi (Press et al. 2022): scores fall linearly with the distance, in each head with another slope."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Float64
+
+from transparity.config import TransformerConfig
+from transparity_flax.positions.relative import distances
+from transparity_flax.shapes import Positions
+
+
+def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
+    """2^(−8 i / heads) for head i = 1 … heads. If `num_heads` is not a power of two, the slopes are those of the power
+    below it, then every other slope of the power above (Press et al. 2022, §3, and their code)."""
+    below = 2 ** int(math.log2(num_heads))
+    slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
+    between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))
+    return np.concatenate([slopes, between])
+
+
+def alibi_bias(
+    config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype
+) -> Float[Array, "#batch heads queries keys"]:
+    """−slope · |key − query|."""
+    slopes = jnp.asarray(alibi_slopes(config.num_heads), dtype)
+    return -slopes[:, None, None] * jnp.abs(distances(positions, keys)).astype(dtype)[:, None]

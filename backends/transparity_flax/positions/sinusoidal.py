@@ -1,0 +1,26 @@
+"""Sinusoidal positions: a table that is added to the embeddings."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from transparity.config import RopeLayout, Timescales
+
+
+def sinusoidal_positions(
+    length: int,
+    embed_dim: int,
+    base: float = 10_000.0,
+    layout: RopeLayout = "interleaved",
+    timescales: Timescales = "exclusive",
+) -> Float64[np.ndarray, "length embed_dim"]:
+    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1 (document 003;
+    Vaswani et al. 2017, §3.5). With `halves`, all sines precede all cosines (Marian). With `inclusive` timescales the
+    last one is `base` (Whisper). Computed in float64: float32 angles lose digits."""
+    steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+    angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / steps)
+    both = [np.sin(angles), np.cos(angles)]
+    if layout == "halves":
+        return np.concatenate(both, axis=-1)
+    return np.stack(both, axis=-1).reshape(length, embed_dim)

@@ -1,0 +1,14 @@
+"""LongRoPE (Ding et al. 2024): each rotary angle has a factor of its own, and another one in long sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from transparity.config import TransformerConfig
+from transparity_flax.rotary.plain import plain_frequencies
+
+
+def longrope_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
+    """frequency / factor, with the long factors if the sequence goes `beyond` the original length."""
+    return plain_frequencies(config) / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)

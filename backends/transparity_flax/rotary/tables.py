@@ -1,0 +1,59 @@
+"""Rotary tables: cosine and sine of every angle. A scaling is a function of the configuration, chosen by a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Float64
+
+from transparity.config import TransformerConfig
+from transparity_flax.rotary.linear import linear_frequencies
+from transparity_flax.rotary.llama3 import llama3_frequencies
+from transparity_flax.rotary.longrope import longrope_frequencies
+from transparity_flax.rotary.plain import plain_frequencies
+from transparity_flax.rotary.yarn import yarn_frequencies
+from transparity_flax.shapes import Positions, RotaryTables
+
+SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
+    "none": plain_frequencies,
+    "linear": linear_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
+}
+
+
+def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
+    """Angle per position of each pair of features, scaled for sequences longer than in the original training. Only
+    some scalings depend on whether this sequence goes `beyond` it."""
+    scaling = SCALINGS[config.rotary_scaling]
+    return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
+
+
+def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> RotaryTables | None:
+    """Cosine and sine of position · frequency, times the attention factor; None without RoPE.
+
+    JAX has float64 only where it is enabled. NumPy computes the angles of the positions 0 … `keys` − 1 in float64 while
+    tracing, since they are constants.
+    """
+    if config.positions != "rotary":
+        return None
+    tables = _tables(config, keys, dtype)
+    if config.rotary_depends_on_length:
+        beyond, long = positions.max() >= config.rotary_original_length, _tables(config, keys, dtype, beyond=True)
+        tables = (jnp.where(beyond, long[0], tables[0]), jnp.where(beyond, long[1], tables[1]))
+    return tables[0][positions][:, None], tables[1][positions][:, None]
+
+
+def _tables(
+    config: TransformerConfig, keys: int, dtype: jnp.dtype, *, beyond: bool = False
+) -> tuple[Float[Array, "keys pairs"], Float[Array, "keys pairs"]]:
+    """The tables of the positions 0 … `keys` − 1."""
+    angles, factor = (
+        np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond),
+        config.rotary_attention_factor,
+    )
+    return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)

@@ -1,0 +1,32 @@
+"""The shapes of arrays by name. A name of an axis stands for one number in a call; `#` also allows 1."""
+
+from __future__ import annotations
+
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+Hidden = Float[Array, "batch length embed_dim"]
+Memory = Float[Array, "batch keys embed_dim"]
+Vectors = Float[Array, "*batch embed_dim"]
+Features = Float[Array, "*batch features"]
+Weight = Float[Array, " embed_dim"]
+
+Queries = Float[Array, "batch heads queries head_dim"]
+Keys = Float[Array, "batch key_heads keys head_dim"]
+Values = Float[Array, "batch key_heads keys value_dim"]
+Heads = Float[Array, "batch any_heads length head_dim"]
+Scores = Float[Array, "batch heads queries keys"]
+MaskArray = Bool[Array, "#batch 1 #queries keys"]
+Bias = Float[Array, "#batch heads #queries keys"]
+Sinks = Float[Array, " heads"]
+
+TokenIds = Int[Array, "batch length"]
+SourceIds = Int[Array, "batch keys"]
+IsToken = Bool[Array, "batch keys"]
+Positions = Int[Array, "#batch queries"]
+Lengths = Int[Array, " batch"]
+Pixels = Float[Array, "batch channels height width"]
+Frames = Float[Array, "batch mel_bins frames"]
+
+RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
+"""Cosine and sine of every angle by which queries and keys are rotated."""

@@ -82,7 +82,7 @@ WITHOUT_TWIN = {
     # names and orientations of the framework; kernels recorded for a GPU; larger products
     "pytorch": {"state.parameters", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
     # the same; a key of compiled programs; one batch over several devices
-    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
+    "flax": {"state.parameters", "mixers.chunks", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 

@@ -90,6 +90,7 @@ MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays"},
     "state.context": {"mask"},
+    "arithmetic.dropout": {"dropped"},
 }
 """Names that only the frameworks have: the parameters that parts share, a chunk of a recurrence, a mask with its kind;
 and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""

@@ -101,10 +101,10 @@ def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_i
 ) -> None:
     attention = fused.attention
 
-    def careless(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, **named: Any) -> Any:
-        seen = mask.clone()
+    def careless(query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+        seen = mask.array.clone()
         seen[..., 64:] = False
-        return attention(query, key, value, seen, **named)
+        return attention(query, key, value, mask._replace(array=seen, kind=None), **named)
 
     monkeypatch.setattr(fused, "attention", careless)
     report = check(logits_only, "notes-lm")

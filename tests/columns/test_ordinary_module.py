@@ -110,7 +110,8 @@ def test_it_learns_from_its_own_initialization() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.long
+@pytest.mark.parametrize("case", MODELS)
 def test_it_is_compiled_as_one_graph(case: str) -> None:
     """In evaluation and in training; code for a processor, which takes long to make, changes no graph."""
     model, probe, inputs = loaded(case)

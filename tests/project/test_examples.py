@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="the examples' plot needs matplotlib")
 
-from examples import character_model, toy_translation
+from examples import character_loop, character_model, toy_translation
 from examples.character_model import JAX, PYTORCH, TRAINING, Learned, learn, nudged
 from examples.textbook.attention_is_all_you_need_pytorch import Transformer
 
@@ -156,3 +156,9 @@ def test_the_exit_code_says_whether_enough_is_right(
     monkeypatch.setattr(toy_translation, "translate", answers[right])
     assert toy_translation.main() == code
     assert f"{1 - code:.1%} of 1000 words" in capsys.readouterr().out
+
+
+def test_the_column_learns_in_a_loop_of_plain_pytorch() -> None:
+    torch.manual_seed(0)
+    losses = character_loop.learn(character_loop.llama(), 12)
+    assert losses[-1] < losses[0] - 1

@@ -20,17 +20,23 @@ CHARACTERS = sorted(set(TEXT))
 LENGTH, BATCH = 64, 16
 
 
-def llama() -> Transformer:
-    sizes = {
-        "embed_dim": 96,
-        "num_heads": 6,
-        "num_key_value_heads": 2,
-        "num_decoder_layers": 3,
-        "feed_forward_dim": 256,
-    }
-    parts = {"norm": "rms", "norm_position": "pre", "final_norm": True, "positions": "rotary", "gated": True}
-    vocabulary = {"target_vocab_size": len(CHARACTERS), "max_length": LENGTH, "pad_id": None}
-    return Transformer(TransformerConfig(architecture="decoder", activation="silu", **sizes, **parts, **vocabulary))
+LLAMA = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=len(CHARACTERS),
+    max_length=LENGTH,
+    embed_dim=96,
+    num_heads=6,
+    num_key_value_heads=2,
+    num_decoder_layers=3,
+    feed_forward_dim=256,
+    gated=True,
+    activation="silu",
+    norm="rms",
+    norm_position="pre",
+    final_norm=True,
+    positions="rotary",
+    pad_id=None,
+)
 
 
 def learn(model: Transformer, steps: int) -> list[float]:
@@ -50,7 +56,7 @@ def learn(model: Transformer, steps: int) -> list[float]:
 
 def main(steps: Annotated[int, typer.Option(min=1)] = 200) -> None:
     torch.manual_seed(0)
-    losses = learn(llama().train(), steps)
+    losses = learn(Transformer(LLAMA), steps)
     print(f"loss {losses[0]:.2f} before the first step, {losses[-1]:.2f} before the last")
 
 

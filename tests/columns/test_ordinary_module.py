@@ -64,8 +64,11 @@ def test_masks_take_the_place_of_dropout() -> None:
     """What the checker asks for drops by its masks only, or not at all."""
     config = dataclasses.replace(TIED, dropout=0.5)
     forward = build(config, initialize_parameters(config))
-    given = {"source": SOURCE.numpy(), "target": TARGET.numpy()}
-    losses = {forward.loss_and_gradients(TARGET.numpy(), training=training, **given)[0] for training in (False, True)}
+    source, target = SOURCE.numpy(), TARGET.numpy()
+    losses = {
+        forward.loss_and_gradients(target, training=training, source=source, target=target)[0]
+        for training in (False, True)
+    }
     assert len(losses) == 1
 
 
@@ -117,7 +120,8 @@ def test_it_is_compiled_as_one_graph(case: str) -> None:
     model, probe, inputs = loaded(case)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_close(compiled(**inputs), probe)
-    assert compiled.train()(**inputs).requires_grad
+    model.train()
+    assert compiled(**inputs).requires_grad
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -160,5 +160,5 @@ def test_the_exit_code_says_whether_enough_is_right(
 
 def test_the_column_learns_in_a_loop_of_plain_pytorch() -> None:
     torch.manual_seed(0)
-    losses = character_loop.learn(character_loop.llama(), 12)
+    losses = character_loop.learn(character_loop.Transformer(character_loop.LLAMA), 12)
     assert losses[-1] < losses[0]

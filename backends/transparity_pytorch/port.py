@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from transparity.checked import CheckedBackend, DifferentiableForward, Execution, Inputs, check_dtype, check_kind
 from transparity.config import TransformerConfig
@@ -23,7 +22,7 @@ from transparity_pytorch.decoding.beams import beam_search
 from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.decoding.steps import Step, prefill, step
-from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, for_training, packed
+from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, packed
 from transparity_pytorch.fast.fused_qkv import fused_qkv
 from transparity_pytorch.fast.graphs import Replayed
 from transparity_pytorch.state.parameters import load, to_numpy
@@ -59,7 +58,11 @@ class PytorchForward(DifferentiableForward):
     @functools.cached_property
     def fastest(self) -> Transformer:
         """The model for calls without gradients and taps."""
-        return self._by_onednn(fused_qkv(self.model), packed)
+        model = fused_qkv(self.model)
+        can_pack = can_be_packed(next(model.parameters()).dtype, self.device)
+        fastest = packed(model) if can_pack else model
+        assert isinstance(fastest, Transformer)
+        return fastest
 
     @torch.no_grad()
     def _taps(self, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -82,7 +85,7 @@ class PytorchForward(DifferentiableForward):
     ) -> tuple[float, dict[str, np.ndarray]]:
         expected = tensor(targets, None, self.device)
         tap = dropping(self._tensors(masks), self.config.dropout) if masks else identity
-        model = self._by_onednn(self.model, for_training).train(training)
+        model = self.model.train(training)
         model.dropout.eval()  # it drops by the masks, or nothing
         try:
             loss, gradients = loss_and_gradients(model, expected, tap=tap, **self._tensors(inputs))
@@ -91,7 +94,7 @@ class PytorchForward(DifferentiableForward):
         return float(loss), {name: to_numpy(gradient) for name, gradient in gradients.items()}
 
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
-        model = self._by_onednn(copy.deepcopy(self.model).train(), for_training)
+        model = copy.deepcopy(self.model).train()
         model.dropout.eval()
         losses, parameters = train(model, [self._tensors(batch) for batch in batches], training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
@@ -127,12 +130,6 @@ class PytorchForward(DifferentiableForward):
     def ready(self, result: Any) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize(self.device)
-
-    def _by_onednn(self, model: nn.Module, through: Callable[[nn.Module], nn.Module]) -> Transformer:
-        """Return `model` with oneDNN's linear maps, if they support it."""
-        changed = through(model) if can_be_packed(next(model.parameters()).dtype, self.device) else model
-        assert isinstance(changed, Transformer)
-        return changed
 
     def _tensors(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: tensor(value, None, self.device) for name, value in values.items()}

@@ -27,10 +27,8 @@ from transparity_flax.state.parameters import dump
 from transparity_pytorch.fast import fast_linear
 from transparity_pytorch.fast.fast_linear import (
     ONE_ROW,
-    LearningLinear,
     PackedLinear,
     can_be_packed,
-    for_training,
     multiplied_by_one_row,
     one_row_by_mkl,
 )
@@ -41,11 +39,8 @@ def linears(model: nn.Module) -> set[type]:
     return {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
 
 
-@pytest.mark.parametrize("many_by_mkl", [False, True])
 @pytest.mark.parametrize("case", PRESETS)
-def test_a_packed_model_says_what_the_model_says(case: str, many_by_mkl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.MANY_BY_MKL", many_by_mkl)
-    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.ROWS", 1)
+def test_a_packed_model_says_what_the_model_says(case: str) -> None:
     probe = probes(case)["mixed"]
     forward = build(probe.config, probe.parameters)
     if not can_be_packed(forward.model.head.weight.dtype, "cpu"):
@@ -76,7 +71,6 @@ def test_what_cannot_be_packed_stays_as_it_is(dtype: str) -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, dtype=dtype)
     assert linears(forward.fastest) == {nn.Linear}
-    assert forward._by_onednn(forward.model, for_training) is forward.model
 
 
 def test_what_is_looked_into_is_not_packed() -> None:
@@ -84,20 +78,6 @@ def test_what_is_looked_into_is_not_packed() -> None:
     forward = build(probe.config, probe.parameters)
     forward.logits(**probe.inputs)
     assert linears(forward.model) == {nn.Linear}
-
-
-def test_what_learns_by_onednn_has_the_models_own_parameters() -> None:
-    """Its gradients are held to the oracle by the claims about them, which ask for them as anybody does."""
-    probe = probes("translation")["mixed"]
-    forward = build(probe.config, probe.parameters)
-    if not can_be_packed(forward.model.token_embedding.weight.dtype, "cpu"):
-        pytest.skip("oneDNN is not there")
-    model = forward._by_onednn(forward.model, for_training)
-    assert linears(model) == {LearningLinear}
-    assert linears(forward.model) == {nn.Linear}
-    own, others = (dict(each.named_parameters()) for each in (forward.model, model))
-    assert own.keys() == others.keys()
-    assert all(others[name] is parameter for name, parameter in own.items())
 
 
 @pytest.mark.long
@@ -114,24 +94,21 @@ def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: p
 
 
 @pytest.mark.parametrize("product", ONE_ROW)
-@pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_one_row_is_multiplied_as_several_are(
-    bias: bool, activation: str, product: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_row_is_multiplied_as_several_are(bias: bool, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its five results are no multiple of the threads, nor of the places that are read at once."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     torch.manual_seed(0)
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
     with torch.no_grad():
-        result = multiplied_by_one_row(row, linear.weight, linear.bias, activation, ONE_ROW[product])
+        result = multiplied_by_one_row(row, linear.weight, linear.bias, ONE_ROW[product])
         added = linear.bias.numpy() if bias else np.zeros(5, np.float32)
-        oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added, activation)
+        oracle = linear_oracle(row.numpy(), linear.weight.numpy(), added)
     assert difference(result.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
 @pytest.mark.parametrize(
-    ("processor", "has_mkl", "many_by_mkl", "expected"),
+    ("processor", "has_mkl", "without_avx512", "expected"),
     [
         ("Intel Xeon", True, False, "whole"),
         ("AMD EPYC", True, True, "parts"),
@@ -140,18 +117,17 @@ def test_one_row_is_multiplied_as_several_are(
     ],
 )
 def test_one_row_is_left_to_the_library_that_is_faster_on_the_processor(
-    processor: str, has_mkl: bool, many_by_mkl: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    processor: str, has_mkl: bool, without_avx512: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": processor}, raising=False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
-    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.MANY_BY_MKL", many_by_mkl)
+    monkeypatch.setattr("transparity_pytorch.fast.fast_linear.WITHOUT_AVX512", without_avx512)
     assert one_row_by_mkl() == expected
 
 
 @pytest.mark.parametrize("by_mkl", ["whole", "parts", None])
-@pytest.mark.parametrize("activation", ["none", "relu"])
 def test_whichever_library_multiplies_one_row_its_result_is_the_same(
-    activation: str, by_mkl: str | None, monkeypatch: pytest.MonkeyPatch
+    by_mkl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transparity_pytorch.fast.fast_linear.ONE_ROW_BY_MKL", by_mkl)
     torch.manual_seed(0)
@@ -159,8 +135,8 @@ def test_whichever_library_multiplies_one_row_its_result_is_the_same(
     with torch.no_grad():
         if not can_be_packed(row.dtype, "cpu"):
             pytest.skip("oneDNN is not there")
-        product = PackedLinear(linear)(row, activation)
-    oracle = linear_oracle(row.numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy(), activation)
+        product = PackedLinear(linear)(row)
+    oracle = linear_oracle(row.numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy())
     assert difference(product.numpy(), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
@@ -218,12 +194,11 @@ def assert_linear(actual: Any, name: str, probe: Probe, rows: Any) -> None:
     assert difference(np.asarray(actual), oracle.expected["result"]) <= oracle.budget("result", "float32")
 
 
-def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray, activation: str = "none") -> Oracle:
-    """The oracle of x Wᵀ + b, and of a ReLU behind it if `activation` is `relu`."""
+def linear_oracle(rows: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Oracle:
+    """The oracle of x Wᵀ + b."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
-        result = arrays["rows"] @ arrays["weight"].T + arrays["bias"]
-        tap("result", np.maximum(result, 0) if activation == "relu" else result)
+        tap("result", arrays["rows"] @ arrays["weight"].T + arrays["bias"])
 
     return Oracle(run, {"rows": rows, "weight": weight, "bias": bias})
 

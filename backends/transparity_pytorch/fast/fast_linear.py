@@ -1,8 +1,8 @@
-"""Fast linear maps on CPUs: oneDNN with packed weights, for inference and training.
+"""Fast linear maps on CPUs, for inference: oneDNN with packed weights.
 
-PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. Without AVX-512, MKL is faster
-than oneDNN for many rows. A single row, as in decoding, takes as long as reading the weight; which library reads it
-fastest depends on the processor, and code by PyTorch's compiler reads it from several places at once.
+PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. A single row, as in decoding,
+takes as long as reading the weight; which library reads it fastest depends on the processor, and code by PyTorch's
+compiler reads it from several places at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from weakref import WeakValueDictionary
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-from transparity.taps import Tap, identity
-from transparity_pytorch.feed_forward import FeedForward
 
 ROWS = 64
 """Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
@@ -26,9 +22,6 @@ ROWS = 64
 STREAMS = 2
 """Places from which one row's product reads the weight: a processor fetches more ahead for two than for one; with more,
 the code takes longer to compile than it gains."""
-
-KEPT = 2**24
-"""Bytes that an allocator keeps for the next product; the system clears every page of a larger one."""
 
 
 def has_mkl() -> bool:
@@ -42,12 +35,7 @@ def is_intel() -> bool:
     return "Intel" in told.get("cpu_name", "")
 
 
-MANY_BY_MKL = has_mkl() and torch.backends.cpu.get_cpu_capability() == "AVX2"
-"""Without AVX-512, MKL is faster for more rows than this: by an eighth, in training by a quarter. For fewer rows,
-packed weights are faster on any processor."""
-
-LEARNS_BY_MKL = MANY_BY_MKL or (has_mkl() and is_intel())
-"""In training, where no weight is packed, MKL is faster on an Intel too: by a seventh."""
+WITHOUT_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
@@ -56,7 +44,9 @@ def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     An Intel: at once, in 0.9 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
     product MKL leaves all to one thread. An AMD with AVX-512: not at all, tokens take 1.5 times as long as by oneDNN.
     """
-    return "whole" if has_mkl() and is_intel() else "parts" if MANY_BY_MKL else None
+    if not has_mkl():
+        return None
+    return "whole" if is_intel() else "parts" if WITHOUT_AVX512 else None
 
 
 ONE_ROW_BY_MKL = one_row_by_mkl()
@@ -69,58 +59,13 @@ def can_be_packed(dtype: torch.dtype, device: str) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def prefers_onednn(x: Float[Tensor, "*batch features_in"], many_by_mkl: bool) -> bool:
-    """Return whether oneDNN is the faster library for these rows."""
-    return not many_by_mkl or x.dtype != torch.float32 or x.numel() <= ROWS * x.shape[-1]
-
-
-class _SameLinear(nn.Linear):
-    """Base of linear maps with another product, which share the parameters of the given `nn.Linear`."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-
-
-class LearningLinear(_SameLinear):
-    """x Wᵀ + b, with gradients."""
-
-    def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
-        if not prefers_onednn(x, LEARNS_BY_MKL):
-            return F.linear(x, self.weight, self.bias)
-        product: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return product
-
-
-class _Product(torch.autograd.Function):
-    """x Wᵀ + b, whose gradients are products too: g W by x, and gᵀ x by W."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return multiplied(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        by_x, by_weight, by_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        return (
-            multiplied(gradient, weight.T) if by_x else None,
-            multiplied(rows.T, x.reshape(-1, x.shape[-1]).T) if by_weight else None,
-            rows.sum(dim=0) if by_bias else None,
-        )
-
-
 def multiplied(
     x: Float[Tensor, "*batch features_in"],
     weight: Float[Tensor, "features_out features_in"],
     bias: Float[Tensor, " features_out"] | None = None,
-    activation: str = "none",
 ) -> Float[Tensor, "*batch features_out"]:
-    """activation(x Wᵀ + b) by oneDNN; the weight may be packed."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    """x Wᵀ + b by oneDNN; the weight may be packed."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
 
@@ -155,23 +100,11 @@ def multiplied_by_one_row(
     x: Float[Tensor, "*batch features_in"],
     weight: Float[Tensor, "features_out features_in"],
     bias: Float[Tensor, " features_out"] | None,
-    activation: str,
     product: Callable[[Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "*batch features_out"]:
     """Compute `multiplied` for one row by `product` of the weight and the row."""
     y = product(weight, x.reshape(-1))
-    y = y if bias is None else y + bias
-    return (y.relu() if activation == "relu" else y).reshape(*x.shape[:-1], -1)
-
-
-def product_into(
-    out: Float[Tensor, "*batch features_out"], linear: nn.Linear, x: Float[Tensor, "*batch features_in"]
-) -> Float[Tensor, "*batch features_out"]:
-    """Write linear(x) into `out`, in blocks of rows whose memory the allocator keeps from one to the next."""
-    rows, count = x.flatten(0, -2), max(1, KEPT // (out.shape[-1] * out.element_size()))
-    for begin in range(0, len(rows), count):
-        out.view(-1, out.shape[-1])[begin : begin + count] = linear(rows[begin : begin + count])
-    return out
+    return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
 
 
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -187,42 +120,26 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return either
 
 
-class PackedLinear(_SameLinear):
-    """x Wᵀ + b for inference, with a second copy of the weight in the order in which oneDNN reads it."""
+class PackedLinear(nn.Linear):
+    """x Wᵀ + b for inference. It shares the parameters of a linear map and has a second copy of the weight, in the order
+    in which oneDNN reads it."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear)
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         _PACKED[self.weight.data_ptr()] = self
 
-    def forward(
-        self, x: Float[Tensor, "*batch features_in"], activation: str = "none"
-    ) -> Float[Tensor, "*batch features_out"]:
+    def forward(self, x: Float[Tensor, "*batch features_in"]) -> Float[Tensor, "*batch features_out"]:
         is_compiled, is_one_row = torch.compiler.is_compiling(), x.numel() == x.shape[-1]
         by_mkl = ONE_ROW_BY_MKL if is_one_row and x.dtype == torch.float32 else None
         if by := "streams" if is_compiled and is_one_row else by_mkl:
-            return multiplied_by_one_row(x, self.weight, self.bias, activation, ONE_ROW[by])
-        if not prefers_onednn(x, MANY_BY_MKL):
-            plain = F.linear(x, self.weight, self.bias)
-            return plain.relu_() if activation == "relu" else plain
+            return multiplied_by_one_row(x, self.weight, self.bias, ONE_ROW[by])
         if is_compiled:
-            compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias, activation)
+            compiled: Tensor = torch.ops.transparity.packed_linear(x, self.weight, self.bias)
             return compiled
-        return multiplied(x, self.packed, self.bias, activation)
-
-
-class PackedFeedForward(FeedForward):
-    """`FeedForward` of packed linears that applies ReLU while the wide product is written."""
-
-    def __init__(self, feed_forward: FeedForward) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(feed_forward.__dict__)
-        self._modules = packed_children(feed_forward)
-
-    def forward(
-        self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-    ) -> Float[Tensor, "batch length embed_dim"]:
-        return tap("output", self.down(tap("hidden", self.up(x, "relu"))))
+        return multiplied(x, self.packed, self.bias)
 
 
 _KEPT = vars(torch.ops.transparity)
@@ -232,18 +149,18 @@ _PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", Wea
 """By the address of the weight: the compiler cannot handle packed tensors, but it can handle their weights."""
 
 
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return multiplied(x, _PACKED[weight.data_ptr()].packed, bias, activation)
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return multiplied(x, _PACKED[weight.data_ptr()].packed, bias)
 
 
-def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
 if "library" not in _KEPT:
     # Not `torch.library.custom_op`, whose checks of aliasing take 0.2 ms at each call.
     _KEPT["library"] = torch.library.Library("transparity", "FRAGMENT")
-    _KEPT["library"].define("packed_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor")
+    _KEPT["library"].define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     _KEPT["library"].impl("packed_linear", _packed_linear, "CPU")
     torch.library.register_fake("transparity::packed_linear", _packed_linear_shape)
 
@@ -252,24 +169,6 @@ def packed(module: nn.Module) -> nn.Module:
     """Twin of `module` with packed linears that shares its parameters."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module)
-    if isinstance(module, FeedForward) and module.gate is None and module.config.activation == "relu":
-        return PackedFeedForward(module)
-    return _with(module, packed_children(module))
-
-
-def packed_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Children of `module`, packed."""
-    return {name: child and packed(child) for name, child in module._modules.items()}
-
-
-def for_training(module: nn.Module) -> nn.Module:
-    """Twin of `module` with linears whose products and gradients are oneDNN's; it shares its parameters."""
-    if isinstance(module, nn.Linear):
-        return LearningLinear(module)
-    return _with(module, {name: child and for_training(child) for name, child in module._modules.items()})
-
-
-def _with(module: nn.Module, children: dict[str, nn.Module | None]) -> nn.Module:
     twin = copy.copy(module)
-    twin._modules = children
+    twin._modules = {name: child and packed(child) for name, child in module._modules.items()}
     return twin

@@ -121,8 +121,8 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(nn.Linear):
-    """x Wᵀ + b for inference. It shares the parameters of a linear map and has a second copy of the weight, in the order
-    in which oneDNN reads it."""
+    """x Wᵀ + b for inference. It shares the parameters of a linear map and has a second copy of its weight, in oneDNN's
+    order."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)

@@ -33,7 +33,7 @@ def loaded(case: str) -> tuple[Transformer, Probe, dict[str, Tensor]]:
     return model, probe, {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
 
 
-def assert_close(logits: Tensor, probe: Probe, dtype: str = "float32") -> None:
+def assert_agrees(logits: Tensor, probe: Probe, dtype: str = "float32") -> None:
     expected = probe.oracle.expected["logits"]
     assert difference(logits.detach().float().numpy(), expected) <= probe.oracle.budget("logits", dtype)
 
@@ -119,7 +119,7 @@ def test_it_is_compiled_as_one_graph(case: str) -> None:
     """In evaluation and in training; code for a processor, which takes long to make, changes no graph."""
     model, probe, inputs = loaded(case)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_close(compiled(**inputs), probe)
+    assert_agrees(compiled(**inputs), probe)
     model.train()
     assert compiled(**inputs).requires_grad
 
@@ -129,7 +129,7 @@ def test_it_is_exported(case: str) -> None:
     model, probe, inputs = loaded(case)
     with torch.no_grad():
         exported = torch.export.export(model, (), inputs).module()
-        assert_close(exported(**inputs), probe)
+        assert_agrees(exported(**inputs), probe)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -137,7 +137,7 @@ def test_it_runs_and_learns_under_autocast(case: str) -> None:
     model, probe, inputs = loaded(case)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(**inputs)
-    assert_close(logits, probe, "bfloat16")
+    assert_agrees(logits, probe, "bfloat16")
     logits.float().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 

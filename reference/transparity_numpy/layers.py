@@ -94,8 +94,6 @@ def layer(
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
-    if config.branches != "sequential":
-        return parallel_layer(config, parameters, x, context, tap, cache)
     add = partial(residual, config, parameters, tap=tap, training=context.training)
     x = add("self_attention", x, lambda x: mix(config, parameters, x, context, tap, cache))
     if context.memory_mask is not None:
@@ -120,6 +118,10 @@ def parallel_layer(
     z = normed("feed_forward_norm", x) if config.branches == "parallel" else shared
     z = feed(config, parameters, z, tap)
     return tap("output", add_residual(config, add_residual(config, x, y), z))
+
+
+LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
+"""By `config.branches`."""
 
 
 def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:

@@ -128,7 +128,7 @@ def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, An
     """Keys and values of a layer's cross-attention, for every later step."""
     if config.memory_norm:
         memory = normalize(config, parameters, "memory_norm", memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory, identity)
+    key, value = project_key_value(config, parameters["cross_attention"], memory)
     return {"key": key, "value": value}
 
 

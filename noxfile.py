@@ -190,10 +190,11 @@ def checkpoints(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and format with ruff."""
+    """Check style and format with ruff, and the prose of pages, docstrings and messages."""
     install(session, "lint", project="")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check", *session.posargs)
+    session.run("python", "tests/site/test_prose.py")
 
 
 @nox.session

@@ -155,10 +155,9 @@ def main() -> None:
     Console().print(table)
     taken = (
         f"A decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32 (`{FORWARD.name}` of the race). "
-        f"All ranks share {cores()} core(s) of one machine and exchange by gloo, or within one process in JAX: the "
-        "table shows what sharding costs and which memory it saves, not how it scales. The peak is that of a training "
-        "step with AdamW in one process, which in JAX has all devices; it ends with all learned parameters as NumPy "
-        "arrays. The machine was shared, too."
+        f"All ranks share {cores()} cores of one machine and exchange by gloo; JAX has one process. The table shows "
+        "the cost of sharding and the memory it saves, not how it scales. The peak is the memory of one process in "
+        "training with AdamW. The training ends with all learned parameters as NumPy arrays. The machine was shared."
     )
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}

@@ -36,7 +36,7 @@ what is right, where to look, when it does not show; `transparity explain NAME` 
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every tap of every kind of model with each of its faults, and an empty name with those of the whole."""
+    """Yield every tap of every kind of model with each of its faults; an empty name has the faults of the whole."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))

@@ -14,9 +14,10 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_pytorch.layers import Layer
+from transparity_pytorch.layers import LAYERS, Layer
+from transparity_pytorch.mixers.attention import attention
 from transparity_pytorch.port import build, loaded, tensor
-from transparity_pytorch.state.context import LayerContext
+from transparity_pytorch.state.context import LayerContext, Mask
 from transparity_pytorch.state.parameters import dump, to_numpy
 
 SHARDED = "transparity_pytorch.parallel.port"
@@ -38,7 +39,8 @@ class PytorchModule:
         keywords = {name: tensor(array, self.dtype, self.device) for name, array in named.items()}
         if context is not None:
             held = {name: tensor(value, self.dtype, self.device) for name, value in context.items()}
-            keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held)
+            masks = {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
+            keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held | masks)
         result = self.module(*given, **keywords, **tap)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in recorded.items()}
@@ -95,16 +97,29 @@ def processes(ranks: int) -> int:
     return ranks
 
 
+def _layer(config: TransformerConfig) -> Layer:
+    return LAYERS[config.branches](config)
+
+
 def _decoder_layer(config: TransformerConfig) -> Layer:
-    return Layer(config, has_memory=config.has_encoder)
+    return LAYERS[config.branches](config, has_memory=config.has_encoder)
 
 
-LAYERS: dict[str, Callable[..., Any]] = {"layers.EncoderLayer": Layer, "layers.DecoderLayer": _decoder_layer}
+def _attention(query: Any, key: Any, value: Any, mask: Any, **named: Any) -> torch.Tensor:
+    return attention(query, key, value, Mask(mask), **named)
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "layers.EncoderLayer": _layer,
+    "layers.DecoderLayer": _decoder_layer,
+    "mixers.attention.attention": _attention,
+}
+"""Parts under other names, or with other arguments, than the column's."""
 
 
 def _named(name: str) -> Callable[..., Any]:
-    if name in LAYERS:
-        return LAYERS[name]
+    if name in PARTS:
+        return PARTS[name]
     file, _, attribute = name.rpartition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"transparity_pytorch.{file}"), attribute)
     return found

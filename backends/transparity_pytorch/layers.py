@@ -1,66 +1,58 @@
-"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward."""
+"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward, each with its residual."""
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from functools import partial
+
+from torch import nn
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.attention import CrossAttention, SelfAttention, project_key_value
+from transparity_pytorch.experts import MixtureOfExperts
 from transparity_pytorch.feed_forward import FeedForward
-from transparity_pytorch.mixture.experts import MixtureOfExperts
+from transparity_pytorch.mixers.attention import CrossAttention, project_key_value
+from transparity_pytorch.mixers.table import MIXERS
 from transparity_pytorch.normalization import Norm
-from transparity_pytorch.recurrent.recurrence import Recurrence
+from transparity_pytorch.residuals import RESIDUALS, Sublayer, add_residual
+from transparity_pytorch.shapes import Hidden, Memory
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
 
 
-def normalize(
-    module: nn.Module, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-) -> Float[Tensor, "batch length embed_dim"]:
+def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
     """Apply the norm `name` of a layer or stack, and tap it under its name."""
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
-def add_residual(
-    config: TransformerConfig, x: Float[Tensor, "batch length embed_dim"], y: Float[Tensor, "batch length embed_dim"]
-) -> Float[Tensor, "batch length embed_dim"]:
-    """x + y, or x + multiplier · y (Granite)."""
-    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
+def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
+    """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
+    norms = [partial(_norm, layer, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
+    return RESIDUALS[layer.config.norm_position](layer.config, x, sublayer, *norms)
 
 
-def sublayer_input(
-    layer: Layer, name: str, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-) -> Float[Tensor, "batch length embed_dim"]:
-    """norm(x) with the norm first (`pre`, Xiong et al. 2020; `sandwich`, Gemma 2), else x; x before attention without
-    a norm (ModernBERT's first layer)."""
-    config = layer.config
-    if config.norm_position in ("post", "post-branch") or (name == "self_attention" and not config.attention_norm):
-        return x
-    return normalize(layer, f"{name}_norm", x, tap)
+def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+    """Self-attention, or what `config.mixer_name` names in its place."""
+    scope = layer.config.mixer_scope
+    return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
 
 
-def sublayer_output(
-    layer: Layer,
-    name: str,
-    x: Float[Tensor, "batch length embed_dim"],
-    y: Float[Tensor, "batch length embed_dim"],
-    tap: Tap = identity,
-) -> Float[Tensor, "batch length embed_dim"]:
-    """Add the residual x to a sublayer's result y: x + y (`pre`), norm(x + y) (`post`, Vaswani et al. 2017, §3.1), or
-    x + norm(y) (`sandwich`; `post-branch`, OLMo 2)."""
-    if layer.config.norm_position == "pre":
-        return add_residual(layer.config, x, y)
-    if layer.config.norm_position in ("sandwich", "post-branch"):
-        behind = f"{name}_post_norm" if layer.config.norm_position == "sandwich" else f"{name}_norm"
-        return add_residual(layer.config, x, normalize(layer, behind, y, tap))
-    return normalize(layer, f"{name}_norm", add_residual(layer.config, x, y), tap)
+def feed(layer: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
+    """The feed-forward, or a mixture of experts."""
+    return layer.feed_forward(x, scoped(tap, "feed_forward"))
+
+
+def attend_to_memory(
+    layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
+) -> Hidden:
+    """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
+    if layer.config.memory_norm and context.memory is not None:
+        context = context._replace(memory=normalize(layer, "memory_norm", context.memory, tap))
+    scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
+    return layer.cross_attention(x, context, scope, kept)
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any; or attention and
-    feed-forward as parallel branches (GPT-J, GPT-NeoX).
+    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
@@ -68,61 +60,57 @@ class Layer(nn.Module):
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
         super().__init__()
         self.config = config
-        if config.mixer == "attention":
-            self.self_attention = SelfAttention(config)
-        else:
-            self.recurrence = Recurrence(config)
-        if config.attention_norm:
-            self.self_attention_norm = Norm(config)
+        self.add_module(config.mixer_scope, MIXERS[config.mixer_name](config))
+        self._add_norms("self_attention", exists=config.attention_norm)
         if has_memory:
             self.cross_attention = CrossAttention(config)
-            self.cross_attention_norm = Norm(config)
+            self._add_norms("cross_attention")
         if has_memory and config.memory_norm:
             self.memory_norm = Norm(config)
         if config.feed_forward_dim:
             self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
-        if config.feed_forward_dim and config.branches != "parallel-one-norm":
-            self.feed_forward_norm = Norm(config)
-        if config.norm_position == "sandwich":
-            self.self_attention_post_norm = Norm(config)
-        if config.norm_position == "sandwich" and config.feed_forward_dim:
-            self.feed_forward_post_norm = Norm(config)
-        if config.norm_position == "sandwich" and has_memory:
-            self.cross_attention_post_norm = Norm(config)
+            self._add_norms("feed_forward", exists=config.branches != "parallel-one-norm")
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch queries embed_dim"],
-        context: LayerContext,
-        tap: Tap = identity,
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "batch queries embed_dim"]:
-        caches = cache or {}
-        normed = sublayer_input(self, "self_attention", x, tap)
-        mix, scope = getattr(self, self.config.mixer_scope), self.config.mixer_scope
-        y = mix(normed, context, scoped(tap, scope), caches.get(scope))
-        if self.config.branches != "sequential":
-            z = sublayer_input(self, "feed_forward", x, tap) if self.config.branches == "parallel" else normed
-            z = self.feed_forward(z, scoped(tap, "feed_forward"))
-            return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
-        x = sublayer_output(self, "self_attention", x, y, tap)
+    def _add_norms(self, sublayer: str, *, exists: bool = True) -> None:
+        if exists:
+            self.add_module(f"{sublayer}_norm", Norm(self.config))
+        if self.config.norm_position == "sandwich":
+            self.add_module(f"{sublayer}_post_norm", Norm(self.config))
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        x = residual(self, "self_attention", x, lambda x: mix(self, x, context, tap, cache), tap)
         if context.memory_mask is not None:
-            y = sublayer_input(self, "cross_attention", x, tap)
-            if self.config.memory_norm and context.memory is not None:
-                context = context._replace(memory=normalize(self, "memory_norm", context.memory, tap))
-            y = self.cross_attention(y, context, scoped(tap, "cross_attention"), caches.get("cross_attention"))
-            x = sublayer_output(self, "cross_attention", x, y, tap)
-        if not self.config.feed_forward_dim:
-            return tap("output", x)
-        y = sublayer_input(self, "feed_forward", x, tap)
-        y = self.feed_forward(y, scoped(tap, "feed_forward"))
-        x = sublayer_output(self, "feed_forward", x, y, tap)
+            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache), tap)
+        if self.config.feed_forward_dim:
+            x = residual(self, "feed_forward", x, lambda x: feed(self, x, tap), tap)
         return tap("output", x)
 
 
-def cross_attention_cache(layer: Layer, memory: Float[Tensor, "batch keys embed_dim"]) -> Cache:
+class ParallelLayer(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        shared = normalize(self, "self_attention_norm", x, tap)
+        y = mix(self, shared, context, tap, cache)
+        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
+        z = feed(self, z, tap)
+        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
+
+
+LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
+"""By `config.branches`."""
+
+
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
     """Keys and values of a layer's cross-attention, for every later step."""
     if layer.config.memory_norm:
         memory = normalize(layer, "memory_norm", memory)
     key, value = project_key_value(layer.cross_attention, memory)
     return {"key": key, "value": value}
+
+
+def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
+    """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
+    if name == "self_attention_norm" and not layer.config.attention_norm:
+        return x
+    return normalize(layer, name, x, tap)

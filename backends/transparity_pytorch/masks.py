@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transparity.config import TargetMask, WindowKind
-from transparity_pytorch.positions import distances
+from transparity_pytorch.positions.relative import distances
 
 
 def visible_keys(

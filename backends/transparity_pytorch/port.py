@@ -24,6 +24,7 @@ from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.replayed import ReplayedGeneration
 from transparity_pytorch.decoding.steps import Step, prefill, step
 from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few_rows, for_training, packed
+from transparity_pytorch.fast.fused_qkv import fused_qkv
 from transparity_pytorch.fast.graphs import Replayed
 from transparity_pytorch.state.parameters import load, to_numpy
 from transparity_pytorch.training.differentiation import loss_and_gradients
@@ -39,10 +40,8 @@ class PytorchForward(DifferentiableForward):
         self.model, self.config, self.device = model, model.config, device
         tap = rounding(activations) if activations else identity
 
-        def fast(
-            fastest: Transformer, inputs: dict[str, torch.Tensor], out: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            logits: torch.Tensor = fastest(**inputs, tap=tap, out=out)
+        def fast(fastest: Transformer, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            logits: torch.Tensor = fastest(**inputs, tap=tap)
             return logits
 
         def traced(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -73,8 +72,7 @@ class PytorchForward(DifferentiableForward):
     @torch.no_grad()
     def _logits_into(self, out: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         check_dtype(check_kind("out", out, torch.Tensor), next(self.model.parameters()).dtype)
-        logits = self.fast(self.fastest, self._tensors(inputs), out)
-        return out if logits.data_ptr() == out.data_ptr() else out.copy_(logits)
+        return out.copy_(self._logits(inputs))
 
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
         return float(cross_entropy(self._logits(inputs), tensor(targets, None, self.device), self.config.pad_id))

@@ -1,4 +1,4 @@
-"""What a cause does to a small model: the reference runs with the fault in it, and its error is drawn."""
+"""Pictures of causes: the reference runs with the fault in it on a small model, and its error is drawn."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _lengths(probe: Probe) -> list[int]:
 
 @functools.cache
 def _cut(case: str, name: str, length: int) -> Probe:
-    """Return a probe with its first tokens alone; the oracle of each serves all faults."""
+    """Return a probe with only its first tokens; the oracle of each serves all faults."""
     probe = probes_of(CASES[case], case)[name]
     inputs = {name: value[:, :length] for name, value in probe.inputs.items()}
     return dataclasses.replace(probe, inputs=inputs, name=f"{name}, {length} long")

@@ -1,4 +1,4 @@
-"""What holds for a built site: every link leads somewhere, nothing is asked of another host, no page is heavy."""
+"""Checks of a built site: every link leads somewhere, nothing is asked of another host, no page is heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src"}
 
 
 FOREIGN = re.compile(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//")
-"""What makes a style sheet ask another host for a file."""
+"""Text that makes a style sheet ask another host for a file."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What the pages of the five documents show of a run: presets, departures, and the printed numbers computed again."""
+"""Parts of the pages of the five documents that a run gives: presets, departures, printed numbers computed again."""
 
 from __future__ import annotations
 

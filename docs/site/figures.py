@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 MOST_ROWS, MOST_COLUMNS, MOST_HEADS = 6, 6, 2
-"""What a page shows of an array; its shape tells the rest."""
+"""Entries of an array that a page shows; its shape tells the rest."""
 
 LEVELS = 9
 """Shades of a heat map, from 0 for the least value to 8 for the largest."""

@@ -1,4 +1,4 @@
-"""What takes long to compute, kept in build/kept under a digest of all that it depends on."""
+"""Results that take long to compute, kept in build/kept under a digest of all that it depends on."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from docs.site.pages import ROOT, SOURCES
 
 FOLDER = ROOT / "examples/checks"
 SCRIPTS = ("torch_module", "flax_module", "hub_loader", "mlx_model")
-"""The examples that are shown as notebooks; those of another form are a test and a program in C."""
+"""The examples that are shown as notebooks; the others are a test and a program in C."""
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)

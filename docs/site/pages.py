@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "https://github.com/transparity/transparity/blob/main"
-"""What is not in the site is linked to where its repository is published."""
+"""The published repository, for links to files that are not in the site."""
 
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]

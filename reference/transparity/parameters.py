@@ -22,7 +22,7 @@ from transparity.limits.files import check_header, file_size
 from transparity.limits.mapped import Mapped, blocks_of
 from transparity.limits.memory import check_fits
 from transparity.parts.model import model
-from transparity.parts.part import WHOLE, Shapes
+from transparity.parts.part import WHOLE, Cut, Shapes
 from transparity.text import VALUE, reason, safe
 
 Parameters = Mapping[str, np.ndarray]
@@ -51,10 +51,15 @@ def is_learned(name: str) -> bool:
     return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
 
 
+def cut_of(config: TransformerConfig, name: str) -> Cut:
+    """Return along which axis the part of a parameter lets it be distributed."""
+    return model(config).cuts.get(name, WHOLE)
+
+
 def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
     """Return why a parameter cannot be distributed over `ranks` as its heads or its features are; None if it can, or
     if it has neither."""
-    cut = model(config).cuts.get(name, WHOLE)
+    cut = cut_of(config, name)
     if cut.why_whole or not cut.heads or cut.heads % ranks == 0:
         return cut.why_whole
     return f"{cut.heads} {cut.of} cannot be distributed over {ranks} ranks"

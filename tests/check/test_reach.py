@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 
-import transparity_pytorch.attention
 import transparity_pytorch.masks
+import transparity_pytorch.mixers.attention
 import transparity_pytorch.transformer
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.config.probe_sizes import feed_forward_width
@@ -80,7 +80,7 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
         weights = scores.masked_fill(~mask, max(masked_score, -1e30)).exp()
         return weights / weights.sum(-1, keepdim=True)
 
-    monkeypatch.setattr(transparity_pytorch.attention, "attention_weights", careless)
+    monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
     assert check(pytorch_build, name, budget=0).verdict == "diverges"
 
 

@@ -81,8 +81,8 @@ WITHOUT_TWIN = {
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
     # names and orientations of the framework; kernels recorded for a GPU; larger products
     "pytorch": {"state.parameters", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
-    # the same; a key of compiled programs; one batch over several devices; recurrences chunk by chunk
-    "flax": {"state.parameters", "fast.structure", "fast.sharding", "mixers.chunks", *SHARDED},
+    # the same; a key of compiled programs; one batch over several devices
+    "flax": {"state.parameters", "mixers.chunks", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 

@@ -90,6 +90,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # files of a page import each other
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
     namespace: dict[str, Any] = {"__name__": "page"}
     printed: str | None = None

@@ -5,38 +5,21 @@ One table serves every configuration. The model knows nothing of it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from jax.sharding import PartitionSpec
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes, why_whole
+from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 """The features that a map writes, and those that it reads: weights are (out, in), as the specification has them."""
 
-PLACEMENTS: dict[str, PartitionSpec] = {
-    r".*\.token_embedding\.weight": ROWS,  # vocabulary
-    r".*\.relative_bias\.weight": COLUMNS,  # heads
-    r".*attention\.(query|key|value|gate)\.(weight|bias)": ROWS,  # heads
-    r".*attention\.sinks": ROWS,  # heads
-    r".*attention\.output\.weight": COLUMNS,  # heads
-    r".*recurrence\.(query|key|value)(_convolution)?\.(weight|bias)": ROWS,  # heads
-    r".*recurrence\.(decay|beta|gate|gated_norm)\.(weight|bias)": ROWS,  # heads
-    r".*recurrence\.(dt_bias|A_log|D)": ROWS,  # heads
-    r".*recurrence\.output\.weight": COLUMNS,  # heads
-    r".*\.feed_forward\.(gate|up)\.(weight|bias)": ROWS,  # hidden features
-    r".*\.feed_forward\.down\.weight": COLUMNS,  # hidden features
-    r"head\.(weight|bias)": ROWS,  # vocabulary
-}
-"""Placements of parameters by patterns of their names; what matches none is replicated, as norms are."""
-
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and why it is not the table's; None if it is."""
+    """The placement of a parameter, and why it is not what its part says; None if it is."""
 
     placement: PartitionSpec
     fallback: str | None = None
@@ -53,7 +36,7 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter that is not placed as in the table."""
+    """Return a line for each parameter that is not placed as its part says."""
     return [
         f"{name}: {'sharded by features' if placed.placement == COLUMNS else 'replicated'}, since {placed.fallback}"
         for name, placed in plan.items()
@@ -62,13 +45,13 @@ def report(plan: Plan) -> list[str]:
 
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
-    placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), REPLICATED)
+    axis = cut_of(config, name).axis
     if ranks > 1 and (fallback := why_whole(config, name, ranks)):
         return Placed(REPLICATED, fallback)
-    if placement == REPLICATED or ranks == 1:
+    if axis is None or ranks == 1:
         return Placed(REPLICATED)
-    size = shape[len(placement) - 1]
+    size = shape[axis]
     if size % ranks == 0:
-        return Placed(placement)
+        return Placed((ROWS, COLUMNS)[axis])
     by_features = name.endswith(("token_embedding.weight", "head.weight")) and shape[1] % ranks == 0
     return Placed(COLUMNS if by_features else REPLICATED, f"{ranks} ranks do not divide {size}")

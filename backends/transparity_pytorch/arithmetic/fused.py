@@ -4,14 +4,15 @@ of the same names."""
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_pytorch.masks import causal_mask
-from transparity_pytorch.state.context import MaskKind
+from transparity_pytorch.shapes import Bias, MaskArray, Sinks
+from transparity_pytorch.state.context import Mask
 
 
 def applies(
@@ -31,40 +32,40 @@ def attention(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys value_dim"],
-    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    mask: Mask,
     *,
-    mask_kind: MaskKind | None = None,
     scale: float,
-    bias: Float[Tensor, "#batch heads #queries keys"] | None = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full:
-    `mask_kind` may say so, otherwise the mask is read, if it can be.
+    its kind may say so, otherwise the mask is read, if it can be.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.
     """
+    array, kind = mask
     if sinks is not None:
-        key, value, mask, bias = _with_sinks(key, value, mask, bias, sinks)
-    if mask_kind in ("causal", "full") and bias is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=mask_kind == "causal", scale=scale)
+        key, value, array, bias = _with_sinks(key, value, array, bias, sinks)
+    if kind in ("causal", "full") and bias is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=kind == "causal", scale=scale)
     # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
-    is_readable = bias is None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    is_readable = bias is None and array.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_readable:
-        if mask.all():
+        if array.all():
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
         keys = key.shape[2]
-        if mask.shape[2] == keys and torch.equal(mask, causal_mask(torch.arange(keys)[None], keys)):
+        if array.shape[2] == keys and torch.equal(array, causal_mask(torch.arange(keys)[None], keys)):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
-    shown = mask if bias is None else bias.masked_fill(~mask, -torch.inf)
-    if mask_kind is None:
-        query, shown = _seeing(query, mask, shown, is_readable=is_readable)
+    shown = array if bias is None else bias.masked_fill(~array, -torch.inf)
+    if kind is None:
+        query, shown = _seeing(query, array, shown, is_readable=is_readable)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
 
 
 def _seeing(
     query: Float[Tensor, "batch heads queries head_dim"],
-    mask: Bool[Tensor, "#batch 1 #queries keys"],
+    mask: MaskArray,
     shown: Tensor,
     *,
     is_readable: bool,
@@ -80,9 +81,9 @@ def _seeing(
 def _with_sinks(
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys value_dim"],
-    mask: Bool[Tensor, "#batch 1 #queries keys"],
-    bias: Float[Tensor, "#batch heads #queries keys"] | None,
-    sinks: Float[Tensor, " heads"],
+    mask: MaskArray,
+    bias: Bias | None,
+    sinks: Sinks,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Add one more key, of zeros, with the sinks as its bias and without a value: the kernel knows no sinks."""
     one = (0, 0, 0, 1)

@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
+from transparity_pytorch.heads.table import head
 from transparity_pytorch.layers import Layer, cross_attention_cache
 from transparity_pytorch.masks import padding_mask, visible_keys
 from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
+from transparity_pytorch.state.context import Mask
 from transparity_pytorch.transformer import Transformer
 
 Step = Callable[..., Tensor]
@@ -64,13 +66,12 @@ def step(
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
     is_token = mark_valid(cache, visible_keys(tokens, config.pad_id, attention_mask), positions)
-    scope, layers, memory_mask = scoped(tap, "decoder"), cache["layers"], cache.get("memory_mask")
-    table = model.token_embedding
-    given = {"positions": positions, "memory_mask": memory_mask, "cache": layers, "valid_lengths": valid_lengths}
-    x = model.decoder(tokens, is_token, scope, token_embedding=table, **given)
+    scope, mask = scoped(tap, "decoder"), Mask(cache["memory_mask"]) if "memory_mask" in cache else None
+    given = {"positions": positions, "memory_mask": mask, "cache": cache["layers"], "valid_lengths": valid_lengths}
+    x = model.decoder(tokens, is_token, scope, **given)
     cache["lengths"] += tokens.shape[1] if valid_lengths is None else valid_lengths
     x = x if index is None else x.take_along_dim(index[:, None, None], dim=1)
-    return tap("logits", model.apply_head(x))
+    return tap("logits", head(config, model, x))
 
 
 def cache_for(

@@ -5,18 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from transparity.config import TransformerConfig
 from transparity.taps import Tap
-from transparity_pytorch.attention import SelfAttention, normalize_and_rotate, split_heads
-from transparity_pytorch.positions import RotaryTables
-
-
-def can_be_fused(config: TransformerConfig) -> bool:
-    """Return whether query, key and value are linear maps of the same features."""
-    return config.projection == "full" and not (config.q_lora_rank or config.kv_lora_rank)
+from transparity_pytorch.mixers.attention import SelfAttention, normalize_and_rotate, split_heads
+from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Values
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
@@ -44,9 +37,7 @@ class FusedSelfAttention(SelfAttention):
         self._modules = {name: module for name, module in attention._modules.items() if module not in linears}
         self.fused_qkv = side_by_side(*linears)
 
-    def project(
-        self, x: Float[Tensor, "batch queries embed_dim"], rotary: RotaryTables | None, tap: Tap
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
         parts, shared = self.fused_qkv(x).split(self.widths, dim=-1), self.config.key_value_heads
         heads = {"query": self.config.num_heads, "key": shared, "value": shared}
         each = zip(heads.items(), parts, strict=True)
@@ -57,7 +48,7 @@ class FusedSelfAttention(SelfAttention):
 
 def fused_qkv(module: nn.Module) -> nn.Module:
     """Twin of `module` with joined projections that shares its other parameters."""
-    if isinstance(module, SelfAttention) and can_be_fused(module.config):
+    if type(module) is SelfAttention and module.config.projection == "full":
         return FusedSelfAttention(module)
     twin = copy.copy(module)
     twin._modules = {name: child and fused_qkv(child) for name, child in module._modules.items()}

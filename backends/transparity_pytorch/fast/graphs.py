@@ -27,7 +27,7 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
 
 
 Run = Callable[..., Tensor]
-"""`run(model, inputs, out)`: the result for inputs by name, some of them None, in `out` if there is one."""
+"""`run(model, inputs)`: the result for inputs by name, some of them None."""
 
 
 class Replayed:
@@ -41,19 +41,19 @@ class Replayed:
         self.run = self.again = run
         self.shapes: dict[str, Any] = {}
 
-    def __call__(self, model: Any, inputs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
+    def __call__(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         shapes = {name: None if value is None else (value.shape, value.dtype) for name, value in inputs.items()}
         if shapes != self.shapes:
             self.shapes, self.again = shapes, self._record
-            return self.run(model, inputs, out)
-        return self.again(model, inputs, out)
+            return self.run(model, inputs)
+        return self.again(model, inputs)
 
-    def _record(self, model: Any, inputs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
+    def _record(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         try:
             self.again = _recording(self.run, model, inputs)
         except torch.cuda.OutOfMemoryError:
             self.again = self.run
-        return self.again(model, inputs, out)
+        return self.again(model, inputs)
 
 
 def _recording(run: Run, model: Any, inputs: Mapping[str, Any]) -> Run:
@@ -61,16 +61,16 @@ def _recording(run: Run, model: Any, inputs: Mapping[str, Any]) -> Run:
     results: dict[str, Tensor] = {}
 
     def write() -> None:
-        results["run"] = run(model, held, None)
+        results["run"] = run(model, held)
 
     write()
     replay = recorded(write)
 
-    def again(model: Any, inputs: Mapping[str, Any], out: Tensor | None = None) -> Tensor:
+    def again(model: Any, inputs: Mapping[str, Any]) -> Tensor:
         for name, value in held.items():
             if value is not None:
                 value.copy_(inputs[name])
         replay()
-        return results["run"].clone() if out is None else out.copy_(results["run"])
+        return results["run"].clone()
 
     return again

@@ -1,38 +1,21 @@
 """The plan of tensor parallelism: along which of its axes each parameter is sharded.
 
-One table serves every configuration. The model knows nothing of it.
+It follows from what each part says of its parameters (`transparity.parts`). The model knows nothing of it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch.distributed.tensor import Replicate, Shard
 
 from transparity.config import TransformerConfig
-from transparity.parameters import parameter_shapes, why_whole
-
-PLACEMENTS: dict[str, Shard] = {
-    r".*\.token_embedding\.weight": Shard(0),  # vocabulary
-    r".*\.relative_bias\.weight": Shard(1),  # heads
-    r".*attention\.(query|key|value|gate)\.(weight|bias)": Shard(0),  # heads
-    r".*attention\.sinks": Shard(0),  # heads
-    r".*attention\.output\.weight": Shard(1),  # heads
-    r".*recurrence\.(query|key|value)(_convolution)?\.(weight|bias)": Shard(0),  # heads
-    r".*recurrence\.(decay|beta|gate|gated_norm)\.(weight|bias)": Shard(0),  # heads
-    r".*recurrence\.(dt_bias|A_log|D)": Shard(0),  # heads
-    r".*recurrence\.output\.weight": Shard(1),  # heads
-    r".*\.feed_forward\.(gate|up)\.(weight|bias)": Shard(0),  # hidden features
-    r".*\.feed_forward\.down\.weight": Shard(1),  # hidden features
-    r"head\.(weight|bias)": Shard(0),  # vocabulary
-}
-"""Placements of parameters by patterns of their names; what matches none is replicated, as norms are."""
+from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and why it is not the table's; None if it is."""
+    """The placement of a parameter, and why it is not what its part says; None if it is."""
 
     placement: Shard | Replicate
     fallback: str | None = None
@@ -49,17 +32,17 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter that is not placed as in the table."""
+    """Return a line for each parameter that is not placed as its part says."""
     return [f"{name}: replicated, since {placed.fallback}" for name, placed in plan.items() if placed.fallback]
 
 
 def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks: int) -> Placed:
-    placement = next((it for pattern, it in PLACEMENTS.items() if re.fullmatch(pattern, name)), None)
+    axis = cut_of(config, name).axis
     if ranks > 1 and (fallback := why_whole(config, name, ranks)):
         return Placed(Replicate(), fallback)
-    if placement is None or ranks == 1:
+    if axis is None or ranks == 1:
         return Placed(Replicate())
-    size = shape[placement.dim]
+    size = shape[axis]
     if (ranks - 1) * -(-size // ranks) >= size:
         return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")
-    return Placed(placement)
+    return Placed(Shard(axis))

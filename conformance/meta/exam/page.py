@@ -29,7 +29,7 @@ def bugs_of(rows: Rows) -> Rows:
 
 
 def percent(share: Share) -> str:
-    return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", " %)")
+    return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", "\u00a0%)")
 
 
 def beside_rules(rows: Rows) -> str:
@@ -43,10 +43,10 @@ def beside_rules(rows: Rows) -> str:
 
 
 def answers(rows: Rows) -> str:
-    """The shares of right answers, at first sight and now."""
+    """The shares of right answers, the first and the current ones."""
     both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
     lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
-    return table(["", "at first sight", "now", "wanted"], lines, (1, 2, 3))
+    return table(["", "first answers", "current", "wanted"], lines, (1, 2, 3))
 
 
 def _target(title: str) -> str:
@@ -68,7 +68,7 @@ def by_where(rows: Rows) -> str:
 def _kinds(row: Row) -> dict[str, bool]:
     """What is not right about the answer to a bug or a control."""
     if row["control"]:
-        return {"Called a bug, and is none": bool(row["detected"])}
+        return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
     return {
         "Not detected": not row["detected"],
@@ -80,11 +80,14 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Every answer that is not wholly right, by name."""
-    parts = []
-    for title in ("Called a bug, and is none", *_kinds({**dict.fromkeys(kept.JUDGED), "control": False})):
-        found = [f"- `{name}`, {row['story']}: {row['says']}" for name, row in rows.items() if _kinds(row).get(title)]
-        parts.append("\n".join([f"**{title}: {len(found) or 'none'}.**", *([""] * bool(found)), *found]))
+    """Every answer that is not wholly right, by kind, with what the checker said."""
+    order = [*_kinds({**dict.fromkeys(kept.JUDGED), "control": True})]
+    order += _kinds({**dict.fromkeys(kept.JUDGED), "control": False})
+    found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
+    found.sort(key=lambda each: order.index(each[0]))
+    lines = [[title, f"`{name}`", row["says"]] for title, name, row in found]
+    counted = "; ".join(f"{title.lower()}: {sum(title == each[0] for each in found)}" for title in order)
+    parts = [f"{counted[:1].upper()}{counted[1:]}.", table(["", "bug", "the answer"], lines)]
     if waiting := [f"`{name}`" for name in exam() if name not in rows]:
         parts.append(f"**Without an answer yet: {len(waiting)}**, which no figure counts: {', '.join(waiting)}.")
     return "\n\n".join(parts)

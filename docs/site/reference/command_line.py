@@ -21,7 +21,7 @@ EXIT_CODES = {
     2: "bad usage or bad input; the port could not be built, or died",
     3: "`inconclusive`: too little was compared to decide",
 }
-"""What each exit code means; for several systems, the worst is returned: 2, 1, 3, 0."""
+"""Meaning of each exit code; for several systems, the worst is returned: 2, 1, 3, 0."""
 
 
 def page() -> str:

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import combinations, product
 
 FRAMEWORK = re.compile(r"\b(?:np|jnp|torch|jax\.nn|jax|nnx|nn|self)\.")
-"""What the frameworks call themselves, which says nothing of what a statement does."""
+"""Names of the frameworks in code, which say nothing of what a statement does."""
 
 Row = tuple[int | None, ...]
 """The statement of each column that a row has, by number; None where a column has none."""

@@ -55,7 +55,7 @@ WIDTH = 54
 
 @dataclass(frozen=True)
 class Columns:
-    """What pages show beside the sources: what statements computed, and how far the columns agree at taps."""
+    """Values that pages show beside the sources: what statements computed, and how far the columns agree at taps."""
 
     seen: dict[LINES, Seen]
     agreements: dict[tuple[str, str], Agreement]
@@ -134,7 +134,7 @@ def _head(subject: str, title: str, definition: Definition | None) -> str:
 
 
 def _documentation(found: list[Definition | None]) -> str:
-    """Return the docstring, and those of other columns where they say something else."""
+    """Return the docstring, and other columns' docstrings where they differ."""
     said = {title: definition.doc for title, definition in zip(COLUMNS, found, strict=True) if definition}
     first = next(iter(said.values()))
     rest = [f"<p><b>{title}:</b> {_inline(doc)}</p>" for title, doc in said.items() if doc and doc != first]

@@ -1,4 +1,4 @@
-"""What every statement of the NumPy column computes, seen while small models run."""
+"""Values of every statement of the NumPy column, seen while small models run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CALLS = 12
 
 @dataclass(frozen=True)
 class Seen:
-    """What a statement assigned or returned in its first run, by name; the model that ran; the tap, if it has one."""
+    """Values that a statement assigned or returned in its first run, by name; the model that ran; its tap, if any."""
 
     values: dict[str, Any]
     model: str
@@ -57,7 +57,7 @@ class Agreement:
 
 MAMBA2 = {"feed_forward_dim": 0, "num_heads": 1, "attention_head_dim": None, "num_key_value_heads": None}
 MAMBA2 |= {"recurrent_value_dim": 4}
-"""Sizes of a model of recurrences alone."""
+"""Sizes of a model that has only recurrences."""
 
 SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
 """Sizes that fit a page. Vocabularies have 11 tokens, stacks one layer."""

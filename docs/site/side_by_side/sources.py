@@ -164,7 +164,7 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _shapes(node: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Return the shape of each array among the arguments, and those of the result under the name `returns`."""
+    """Return the shape of each array among the arguments, and the result's shapes under the name `returns`."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     given = [(argument.arg, argument.annotation) for argument in arguments] + [("returns", node.returns)]
     found = [(name, SHAPE.findall(ast.unparse(annotation))) for name, annotation in given if annotation]

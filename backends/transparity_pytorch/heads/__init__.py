@@ -1,0 +1,1 @@
+"""What a model returns: logits, hidden states, a pooled state or classes; the table chooses."""

@@ -1,0 +1,25 @@
+"""Scores of classes from the pooled state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.heads.pooled import pooled, pooled_parts
+from transparity_pytorch.heads.transform import transform_for_head, transform_parts
+
+
+def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
+    """The linear map, and what the pooled state goes through before it."""
+    head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
+    return pooled_parts(config) | transform_parts(config) | {"head": head}
+
+
+def classes(
+    config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
+) -> Float[Tensor, "batch classes"]:
+    """x Wᵀ + b of the pooled state, through the pooler if there is one."""
+    return model.head(transform_for_head(config, model, pooled(config, model, x)))

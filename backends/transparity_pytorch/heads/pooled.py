@@ -1,0 +1,52 @@
+"""One state of each row, through a linear map if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.shapes import Hidden, TokenIds
+
+POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""Activations after the linear map of a pooled state."""
+
+
+def pooled_parts(config: TransformerConfig) -> dict[str, nn.Module]:
+    """The linear map, if there is one."""
+    return {"pooler": nn.Linear(config.embed_dim, config.embed_dim)} if config.has_pooler else {}
+
+
+def pool(
+    config: TransformerConfig, x: Hidden, is_token: Bool[Tensor, "batch length"], tokens: TokenIds | None
+) -> Float[Tensor, "batch embed_dim"]:
+    """One state of each row: the first position (Devlin et al. 2019), the mean of the tokens that are not padding
+    (Reimers and Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021,
+    §2.4). In a row without any, these are the first position, and the mean 0."""
+    if config.pooling == "mean":
+        count = is_token.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+        return (x * is_token[:, :, None]).sum(dim=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    rank = torch.arange(x.shape[1], device=x.device) * is_token
+    if config.pooling != "last":
+        assert tokens is not None  # images are not pooled by tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).int()
+    return x[torch.arange(len(x), device=x.device), rank.argmax(dim=1)]
+
+
+def pooled(
+    config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
+) -> Float[Tensor, "batch embed_dim"]:
+    """activation(x Wᵀ + b) of the pooled state if there is a pooler, else x."""
+    return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x

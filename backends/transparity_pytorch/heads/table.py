@@ -1,0 +1,41 @@
+"""The table of heads. A new head is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.heads.classes import classes, classes_parts
+from transparity_pytorch.heads.logits import logits, logits_parts
+from transparity_pytorch.heads.pooled import pooled, pooled_parts
+from transparity_pytorch.shapes import Vectors
+
+
+def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """The last layer's output itself."""
+    return x
+
+
+HEADS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Tensor]]] = {
+    "logits": (logits_parts, logits),
+    "hidden": (lambda config: {}, hidden),
+    "pooled": (pooled_parts, pooled),
+    "classes": (classes_parts, classes),
+}
+"""The modules, and the function, by `config.head`."""
+
+
+def head_parts(config: TransformerConfig) -> dict[str, nn.Module]:
+    """The modules of a model that `head` reads."""
+    parts, _ = HEADS[config.head]
+    return parts(config)
+
+
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch features"]:
+    """The output that `config.head` names, of a pooled state where `config.is_pooled`."""
+    _, function = HEADS[config.head]
+    return function(config, model, x)

@@ -1,0 +1,27 @@
+"""A linear map before a head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.normalization import Norm
+from transparity_pytorch.shapes import Vectors
+
+
+def transform_parts(config: TransformerConfig) -> dict[str, nn.Module]:
+    """The linear map and the norm; nothing without `head_transform`."""
+    if not config.head_transform:
+        return {}
+    linear = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
+    return {"head_transform": linear, "head_norm": Norm(config)}
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); x without `head_transform`."""
+    if not config.head_transform:
+        return x
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

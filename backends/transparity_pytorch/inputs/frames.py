@@ -1,0 +1,40 @@
+"""Frames of audio as vectors: two convolutions over time (Radford et al. 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.shapes import Frames, Hidden
+
+
+def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
+    """The kernels, (features, channels, 3), as linear maps of three neighbours."""
+    return {
+        "first_convolution": nn.Linear(3 * (config.mel_bins or 0), config.embed_dim),
+        "second_convolution": nn.Linear(3 * config.embed_dim, config.embed_dim),
+    }
+
+
+def convolved(
+    projection: nn.Linear, x: Float[Tensor, "batch frames features_in"], stride: int
+) -> Float[Tensor, "batch length features_out"]:
+    """gelu(convolution over time of width 3), with a frame of zeros at either end: a linear map of each three
+    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    padded = F.pad(x, (0, 0, 1, 1))
+    neighbours = torch.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], dim=-1)
+    return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))
+
+
+def embed_frames(config: TransformerConfig, module: Any, frames: Frames, tap: Tap = identity) -> Hidden:
+    """Two convolutions over time; the second makes one position of two frames (Radford et al. 2022, §2.2)."""
+    first, second = module.first_convolution, module.second_convolution
+    x = tap("first_convolution", convolved(first, frames.to(first.weight.dtype).transpose(1, 2), stride=1))
+    return tap("second_convolution", convolved(second, x, stride=2))

@@ -1,0 +1,21 @@
+"""Token ids as vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.shapes import Hidden, TokenIds
+
+
+def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
+    """The table; the model puts the encoder's in place of the decoder's where they share it."""
+    return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
+
+
+def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
+    """Row of the table for each token."""
+    return module.token_embedding(tokens)

@@ -1,0 +1,199 @@
+"""Attention: queries weigh keys and sum their values."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transparity.config import Projection, TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.arithmetic import fused
+from transparity_pytorch.arithmetic.softcap import apply_softcap
+from transparity_pytorch.normalization import HeadNorm
+from transparity_pytorch.rotary.plain import rotate
+from transparity_pytorch.shapes import (
+    Bias,
+    Heads,
+    Hidden,
+    Keys,
+    MaskArray,
+    Memory,
+    Queries,
+    RotaryTables,
+    Scores,
+    Sinks,
+    Values,
+)
+from transparity_pytorch.state.cache import Cache, update
+from transparity_pytorch.state.context import LayerContext, Mask
+
+
+def split_heads(x: Hidden, num_heads: int) -> Heads:
+    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Heads) -> Hidden:
+    """Concatenate the heads' features: the inverse of `split_heads`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
+    """Query, key or value of every head: projected and split, or split and projected by one map for all heads
+    (document 002)."""
+    if projection == "shared-per-head":
+        return linear(split_heads(x, num_heads))
+    return split_heads(linear(x), num_heads)
+
+
+def repeat_heads(x: Heads, num_heads: int) -> Heads:
+    """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+def attention_scores(
+    query: Queries, key: Keys, scale: float, softcap: float | None = None, bias: Bias | None = None
+) -> Scores:
+    """softcap(query · keyᵀ · scale) + bias."""
+    scores = query @ key.transpose(-2, -1) * scale
+    scores = scores if softcap is None else apply_softcap(scores, softcap)
+    return scores if bias is None else scores + bias
+
+
+def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
+    """softmax(where(mask, scores, masked_score)) over the keys, and over each head's sink, whose weight is left out
+    (gpt-oss).
+
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. A
+    query whose keys are all masked weighs them alike instead of being NaN.
+    """
+    lowest = torch.finfo(scores.dtype).min / 2
+    shown = scores.masked_fill(~mask, max(masked_score, lowest))
+    if sinks is not None:
+        shown = torch.cat([shown, sinks[:, None, None].expand(*shown.shape[:-1], 1)], dim=-1)
+    return shown.softmax(dim=-1)[..., : scores.shape[-1]]
+
+
+def attention(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    *,
+    scale: float,
+    masked_score: float,
+    softcap: float | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
+    tap: Tap = identity,
+) -> Float[Tensor, "batch queries attention_dim"]:
+    """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    if fused.applies(tap, masked_score, softcap, query):
+        return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
+    scores = tap("scores", attention_scores(query, key, scale, softcap, bias))
+    weights = tap("weights", attention_weights(scores, mask.array, masked_score, sinks))
+    return tap("context", merge_heads(weights @ value))
+
+
+class AttentionProjections(nn.Module):
+    """The projections of multi-head attention (Vaswani et al. 2017, §3.2.2)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        into, queries, keys = config.embed_dim, config.attention_dim, config.key_value_heads * config.head_dim
+        if config.projection == "shared-per-head":
+            into = queries = keys = config.head_dim
+        self.query = nn.Linear(into, queries, bias=config.qkv_bias)
+        self.key = nn.Linear(into, keys, bias=config.qkv_bias and config.key_bias)
+        self.value = nn.Linear(into, keys, bias=config.qkv_bias)
+        if config.query_key_norm:
+            over = (config.num_heads, config.key_value_heads) if config.query_key_norm_over == "projection" else (1, 1)
+            self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim) for count in over)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.attention_sinks else None
+        if config.attention_gate:
+            self.gate = nn.Linear(config.embed_dim, config.context_dim, bias=config.qkv_bias)
+        self.output = nn.Linear(config.context_dim, config.embed_dim, bias=config.output_bias)
+
+
+def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
+    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
+
+
+def normalize_and_rotate(
+    heads: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+) -> Heads:
+    """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
+    if heads.config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
+
+
+def project_query(
+    heads: AttentionProjections, x: Hidden, tap: Tap = identity, rotary: RotaryTables | None = None
+) -> Queries:
+    """Query of every head."""
+    query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
+    return normalize_and_rotate(heads, "query", query, rotary, tap)
+
+
+def project_key_value(
+    heads: AttentionProjections, x: Memory, tap: Tap = identity, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
+    """Key and value of every head."""
+    num_heads, projection = heads.config.key_value_heads, heads.config.projection
+    key = tap("key", project_heads(heads.key, x, num_heads, projection))
+    value = tap("value", project_heads(heads.value, x, num_heads, projection))
+    return normalize_and_rotate(heads, "key", key, rotary, tap), value
+
+
+class SelfAttention(AttentionProjections):
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
+    `x` included."""
+
+    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
+        """Query, key and value of every head."""
+        return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        query, key, value = self.project(x, context.rotary, tap)
+        query = query if context.temperature is None else query * context.temperature
+        if cache is not None:
+            key, value = update(cache, key, value, context.positions)
+        return _attend(self, x, (query, key, value), context.mask, tap, context.bias)
+
+
+class CrossAttention(AttentionProjections):
+    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        query = project_query(self, x, tap)
+        if cache is not None:
+            key, value = cache["key"], cache["value"]
+        else:
+            assert context.memory is not None
+            key, value = project_key_value(self, context.memory, tap)
+        assert context.memory_mask is not None
+        return _attend(self, x, (query, key, value), context.memory_mask, tap)
+
+
+def _attend(
+    heads: AttentionProjections,
+    x: Hidden,
+    projected: tuple[Tensor, Tensor, Tensor],
+    mask: Mask,
+    tap: Tap,
+    bias: Bias | None = None,
+) -> Hidden:
+    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
+    config, sinks = heads.config, heads.sinks
+    scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
+    context = attention(
+        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    )
+    if config.attention_gate:
+        context = tap("gated_context", context * torch.sigmoid(heads.gate(x)))
+    return tap("output", heads.output(context))

@@ -1,0 +1,109 @@
+"""Gated delta network (Yang et al. 2025): each token corrects what the state holds for its key."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_pytorch.mixers.convolution import convolve
+from transparity_pytorch.mixers.recurrence import (
+    CHUNK,
+    Recurrence,
+    by_head,
+    chunk_decays,
+    first_state,
+    log_decay,
+    time_step,
+    unpadded,
+)
+from transparity_pytorch.normalization import rms_norm
+from transparity_pytorch.shapes import Features, Hidden
+from transparity_pytorch.state.cache import Cache, update_state
+from transparity_pytorch.state.context import LayerContext
+
+UNIT_EPS = 1e-6
+"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+
+
+def unit_length(x: Features) -> Features:
+    """x / √(Σ x² + eps) over the features."""
+    wide = upcast(x)
+    return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + UNIT_EPS)).to(x.dtype)
+
+
+def gated_delta_rule(
+    query: Float[Tensor, "batch heads length head_dim"],
+    key: Float[Tensor, "batch heads length head_dim"],
+    value: Float[Tensor, "batch heads length value_dim"],
+    log_decay: Float[Tensor, "batch heads length"],
+    beta: Float[Tensor, "batch heads length"],
+    state: Float[Tensor, "batch heads head_dim value_dim"],
+) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
+    q S / √head_dim (Yang et al. 2025, eq. 10). Chunk by chunk (§3.3 there): the change that a token makes depends only
+    on earlier ones, so the changes of a chunk solve a triangular system."""
+    reads, query = [], query * query.shape[-1] ** -0.5
+    for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
+        (between, begun), strength = chunk_decays(g), b[..., None]
+        change = torch.linalg.solve_triangular(
+            (strength * k @ k.mT * between).tril(-1),
+            strength * (v - begun * (k @ state)),
+            upper=False,
+            unitriangular=True,
+        )
+        reads.append(begun * (q @ state) + q @ k.mT * between @ change)
+        state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ change
+    return torch.cat(reads, dim=2), state
+
+
+class GatedHeadNorm(nn.Module):
+    """rms_norm(x) · silu(gate), the norm over each head."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(config.recurrent_value_dim))
+
+    def forward(
+        self, x: Float[Tensor, "batch length features"], gate: Float[Tensor, "batch length features"]
+    ) -> Float[Tensor, "batch length features"]:
+        heads = x.unflatten(-1, (self.config.recurrent_heads, -1))
+        return rms_norm(heads, self.weight, self.config.norm_eps).flatten(-2) * F.silu(gate)
+
+
+class GatedDelta(Recurrence):
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the state there.
+
+    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=config.recurrent_bias)
+        self.gated_norm = GatedHeadNorm(config)
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        config, x = self.config, unpadded(x, context)
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
+        query, key, value = (
+            tap(f"{name}_convolved", convolve(self, name, x, context, cache)) for name in ("query", "key", "value")
+        )
+        query = tap("query_normalized", unit_length(split_heads(query, shared)))
+        key = tap("key_normalized", unit_length(split_heads(key, shared)))
+        decay = tap("log_decay", log_decay(self, time_step(self, x)))
+        beta = tap("beta", torch.sigmoid(self.beta(x)))
+        query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
+        state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
+        read, state = gated_delta_rule(
+            query, key, value, by_head(decay, context, cache), by_head(beta, context, cache), state
+        )
+        if cache is not None:
+            update_state(cache, state)
+        read = tap("context", merge_heads(read).to(x.dtype))
+        return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -1,0 +1,69 @@
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from a few features. Only the projections
+differ from attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.mixers.attention import AttentionProjections, SelfAttention, split_heads
+from transparity_pytorch.normalization import HeadNorm
+from transparity_pytorch.rotary.plain import rotate
+from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+
+
+def latent(heads: AttentionProjections, name: str, x: Hidden, tap: Tap = identity) -> Features:
+    """norm(x Wᵀ): the few features that the `query`, or the key and value (`key_value`), of every head are projected
+    from."""
+    return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
+
+
+def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
+    """Rotate the last features of each head of the `query` or `key`."""
+    if rotary is None:
+        return x
+    rest = config.head_dim - config.rotated_dim
+    rotated = rotate(x[..., rest:], rotary, config.rope_layout)
+    return tap(f"{name}_rotated", torch.cat([x[..., :rest], rotated], dim=-1))
+
+
+def latent_query(
+    heads: AttentionProjections, x: Hidden, tap: Tap = identity, rotary: RotaryTables | None = None
+) -> Queries:
+    """Query of every head, of a latent if `q_lora_rank` is set."""
+    x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
+    query = tap("query", split_heads(heads.query(x), heads.config.num_heads))
+    return rotate_last(heads.config, "query", query, rotary, tap)
+
+
+def latent_key_value(
+    heads: LatentAttention, x: Memory, tap: Tap = identity, rotary: RotaryTables | None = None
+) -> tuple[Keys, Values]:
+    """Key and value of every head, of a latent; all heads share the rotated features of the key."""
+    low = latent(heads, "key_value", x, tap)
+    unrotated = split_heads(heads.key(low), heads.config.num_heads)
+    shared = heads.key_rotary(x)[:, None].expand(*unrotated.shape[:-1], -1)
+    key = tap("key", torch.cat([unrotated, shared], dim=-1))
+    value = tap("value", split_heads(heads.value(low), heads.config.num_heads))
+    return rotate_last(heads.config, "key", key, rotary, tap), value
+
+
+class LatentAttention(SelfAttention):
+    """`SelfAttention` of projections through latents."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        heads, into, low, bias = config.num_heads, config.embed_dim, config.kv_lora_rank or 0, config.qkv_bias
+        self.query = nn.Linear(config.q_lora_rank or into, config.attention_dim, bias=bias)
+        self.key = nn.Linear(low, heads * config.projected_key_dim, bias=bias and config.key_bias)
+        self.value = nn.Linear(low, heads * config.value_dim, bias=bias)
+        for name, rank in (("query", config.q_lora_rank), ("key_value", low)):
+            if rank:
+                self.add_module(f"{name}_latent", nn.Linear(into, rank, bias=False))
+                self.add_module(f"{name}_latent_norm", HeadNorm(config, rank))
+        self.key_rotary = nn.Linear(into, config.rotated_dim, bias=False)
+
+    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
+        return latent_query(self, x, tap, rotary), *latent_key_value(self, x, tap, rotary)

@@ -1,0 +1,77 @@
+"""What recurrences share: a state, which each token decays, writes to and reads, in place of self-attention."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.mixers.convolution import CausalConvolution
+from transparity_pytorch.shapes import Features, Hidden
+from transparity_pytorch.state.cache import Cache, held_tokens
+from transparity_pytorch.state.context import LayerContext
+
+CHUNK = 64
+"""Tokens per chunk; the state is computed once per chunk."""
+
+
+class Recurrence(nn.Module):
+    """The projections and convolutions of a recurrence, and the rate at which its state decays."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads, into, bias = config.recurrent_heads, config.embed_dim, config.recurrent_bias
+        for name, features in config.convolution_dims.items():
+            kernel = CausalConvolution(features, config.convolution_width, bias=config.convolution_bias)
+            self.add_module(name, nn.Linear(into, features, bias=bias))
+            self.add_module(f"{name}_convolution", kernel)
+        self.decay = nn.Linear(into, heads, bias=bias)
+        self.dt_bias = nn.Parameter(torch.zeros(heads))
+        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.gate = nn.Linear(into, config.recurrent_dim, bias=bias)
+        self.output = nn.Linear(config.recurrent_dim, into, bias=bias)
+
+
+def unpadded(x: Features, context: LayerContext) -> Features:
+    """`x` with zeros for padding, where it is masked."""
+    return x if context.is_token is None else x * context.is_token[..., None].to(x.dtype)
+
+
+def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length heads"]:
+    """clip(softplus(x Wᵀ + dt_bias)): the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    x = upcast(module.decay(x)) + upcast(module.dt_bias)
+    # Unlike `softplus`, which is the identity from 20 on, exact in every precision.
+    step = torch.logaddexp(x, torch.zeros_like(x))
+    return step.clamp(module.config.time_step_min, module.config.time_step_max)
+
+
+def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
+    """−exp(A_log) · time step: logarithm of the share of the state that stays (Gu and Dao 2024)."""
+    return -upcast(module.A_log).exp() * step
+
+
+def by_head(
+    x: Float[Tensor, "batch length heads"], context: LayerContext, cache: Cache | None
+) -> Float[Tensor, "batch heads length"]:
+    """A number of each token and head, 0 for fillers of a cache, in at least float32."""
+    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
+
+
+def first_state(
+    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], cache: Cache | None
+) -> Float[Tensor, "batch heads head_dim value_dim"]:
+    """Zeros, or with a `cache` the state there."""
+    size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
+    return query.new_zeros(size) if cache is None else cache["state"]
+
+
+def chunk_decays(
+    log_decay: Float[Tensor, "batch heads length"],
+) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
+    """The shares of the state that stay from each position of a chunk to each later one, and from its beginning."""
+    # Sums from each position on: differences of sums from the beginning would lose digits.
+    onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
+    return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]

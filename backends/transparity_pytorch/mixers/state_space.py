@@ -1,0 +1,94 @@
+"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, and nothing is corrected."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, split_heads
+from transparity_pytorch.mixers.convolution import convolve
+from transparity_pytorch.mixers.recurrence import (
+    CHUNK,
+    Recurrence,
+    by_head,
+    chunk_decays,
+    first_state,
+    log_decay,
+    time_step,
+    unpadded,
+)
+from transparity_pytorch.normalization import rms_norm
+from transparity_pytorch.shapes import Hidden
+from transparity_pytorch.state.cache import Cache, update_state
+from transparity_pytorch.state.context import LayerContext
+
+
+def state_space_rule(
+    query: Float[Tensor, "batch heads length head_dim"],
+    key: Float[Tensor, "batch heads length head_dim"],
+    value: Float[Tensor, "batch heads length value_dim"],
+    log_decay: Float[Tensor, "batch heads length"],
+    step: Float[Tensor, "batch heads length"],
+    state: Float[Tensor, "batch heads head_dim value_dim"],
+) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
+    """What each query reads from the state, and the last state: S ← e^log_decay · S + k ⊗ step · v; then q S (Dao and
+    Gu 2024, eq. 2, where q, k and v are C, B and x). Chunk by chunk (§6 there)."""
+    reads, value = [], step[..., None] * value
+    for q, k, v, g in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay)), strict=True):
+        between, begun = chunk_decays(g)
+        reads.append(begun * (q @ state) + q @ k.mT * between @ v)
+        state = begun[..., -1:, :] * state + (between[..., -1, :, None] * k).mT @ v
+    return torch.cat(reads, dim=2), state
+
+
+class GatedGroupNorm(nn.Module):
+    """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(config.recurrent_dim))
+
+    def forward(
+        self, x: Float[Tensor, "batch length features"], gate: Float[Tensor, "batch length features"]
+    ) -> Float[Tensor, "batch length features"]:
+        groups = (upcast(x) * F.silu(upcast(gate))).unflatten(-1, (self.config.recurrent_key_heads, -1))
+        normed = rms_norm(groups, groups.new_ones(groups.shape[-1]), self.config.norm_eps)
+        return (normed.flatten(-2) * self.weight).to(x.dtype)
+
+
+class StateSpace(Recurrence):
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the state there.
+
+    Padding is zeros, before and after the convolutions: it writes nothing, but decays the state.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.D = nn.Parameter(torch.ones(config.recurrent_heads))
+        self.gated_norm = GatedGroupNorm(config)
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        config, x = self.config, unpadded(x, context)
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
+        query, key, value = (
+            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context, cache), context))
+            for name in ("query", "key", "value")
+        )
+        step = tap("time_step", time_step(self, x).to(x.dtype))
+        decay = tap("log_decay", log_decay(self, step))
+        query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
+        state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
+        read, state = state_space_rule(
+            query, key, value, by_head(decay, context, cache), by_head(step, context, cache), state
+        )
+        read = read + upcast(self.D)[:, None, None] * value
+        if cache is not None:
+            update_state(cache, state)
+        read = tap("context", merge_heads(read).to(x.dtype))
+        return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -1,0 +1,20 @@
+"""The table of mixers. A new mixer is a file and a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from transparity_pytorch.mixers.attention import SelfAttention
+from transparity_pytorch.mixers.gated_delta import GatedDelta
+from transparity_pytorch.mixers.latent import LatentAttention
+from transparity_pytorch.mixers.state_space import StateSpace
+
+MIXERS: dict[str, Callable[..., nn.Module]] = {
+    "attention": SelfAttention,
+    "latent": LatentAttention,
+    "gated-delta": GatedDelta,
+    "state-space": StateSpace,
+}
+"""By `config.mixer_name`."""

@@ -1,1 +1,0 @@
-"""A feed-forward that is a mixture of experts."""

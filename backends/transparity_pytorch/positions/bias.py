@@ -1,0 +1,24 @@
+"""The bias of the scores by distance, if the configuration has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.positions.alibi import alibi_bias
+from transparity_pytorch.positions.relative import relative_bias
+from transparity_pytorch.shapes import Positions
+
+
+def score_bias(
+    config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: torch.dtype, *, both: bool
+) -> Float[Tensor, "#batch heads queries keys"] | None:
+    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. The
+    table is that of the stack, `module`; with `both`, queries see later keys too."""
+    if config.has_relative_bias:
+        return relative_bias(config, module.relative_bias, positions, keys, both=both)
+    return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None

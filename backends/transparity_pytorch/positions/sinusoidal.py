@@ -1,0 +1,30 @@
+"""Sinusoidal positions: a table that is added to the embeddings."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from transparity.config import RopeLayout, Timescales
+
+
+def sinusoidal_positions(
+    length: int,
+    embed_dim: int,
+    base: float = 10_000.0,
+    layout: RopeLayout = "interleaved",
+    timescales: Timescales = "exclusive",
+    device: torch.device | str | None = None,
+) -> Float64[Tensor, "length embed_dim"]:
+    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1 (document 003;
+    Vaswani et al. 2017, §3.5). With `halves`, all sines precede all cosines (Marian). With `inclusive` timescales the
+    last one is `base` (Whisper). Computed in float64: float32 angles lose digits."""
+    positions = torch.arange(length, dtype=torch.float64, device=device)[:, None]
+    features = torch.arange(0, embed_dim, 2, dtype=torch.float64, device=device)
+    steps = embed_dim if timescales == "exclusive" else embed_dim - 2
+    angles = positions / base ** (features / steps)
+    both = [angles.sin(), angles.cos()]
+    if layout == "halves":
+        return torch.cat(both, dim=-1)
+    return torch.stack(both, dim=-1).reshape(length, embed_dim)

@@ -1,1 +1,0 @@
-"""A layer whose positions are mixed by a recurrence."""

@@ -1,0 +1,24 @@
+"""Scaling of rotary angles in Llama 3.1: slow angles are divided by a factor, fast ones are kept."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.rotary.plain import plain_frequencies
+
+
+def llama3_frequencies(
+    config: TransformerConfig, device: torch.device | str | None = None
+) -> Float64[Tensor, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency, where the share of the unscaled angle goes from 0 to 1
+    between `rotary_slow_turns` and `rotary_fast_turns` within the original length."""
+    frequencies = plain_frequencies(config, device)
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
+    turns = config.rotary_original_length * frequencies / (2 * math.pi)
+    share = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies

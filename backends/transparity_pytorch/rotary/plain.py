@@ -1,0 +1,29 @@
+"""Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from transparity.config import RopeLayout, TransformerConfig
+from transparity_pytorch.shapes import Heads, RotaryTables
+
+
+def plain_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2)."""
+    features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
+    return config.rope_theta ** -(features / config.rotated_dim)
+
+
+def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
+    cosine, sine = tables
+    half = cosine.shape[-1]
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+    a, b = interleaved if layout == "interleaved" else halves
+    both = [a * cosine - b * sine, b * cosine + a * sine]
+    if layout == "interleaved":
+        return torch.cat([torch.stack(both, dim=-1).flatten(-2), rest], dim=-1)
+    return torch.cat([*both, rest], dim=-1)

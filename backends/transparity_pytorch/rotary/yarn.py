@@ -1,0 +1,34 @@
+"""YaRN (Peng et al. 2024): the scaling of rotary angles falls linearly between two pairs of features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from transparity.config import TransformerConfig
+from transparity_pytorch.rotary.plain import plain_frequencies
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Return the pairs of features between which YaRN goes from unscaled to scaled angles. They make
+    `rotary_fast_turns` and `rotary_slow_turns` within the original length (Peng et al. 2024, §3.2; their code rounds
+    to whole pairs)."""
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, config.rotated_dim - 1.0)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency; the share falls from 1 to 0 between `yarn_ends`."""
+    frequencies = plain_frequencies(config, device)
+    first, last = yarn_ends(config)
+    pairs = torch.arange(config.rotated_dim // 2, dtype=torch.float64, device=device)
+    share = 1 - ((pairs - first) / (last - first)).clamp(0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies

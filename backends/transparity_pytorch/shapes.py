@@ -1,0 +1,31 @@
+"""The shapes of tensors by name. A name of an axis stands for one number in a call; `#` also allows 1."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Hidden = Float[Tensor, "batch length embed_dim"]
+Memory = Float[Tensor, "batch keys embed_dim"]
+Vectors = Float[Tensor, "*batch embed_dim"]
+Features = Float[Tensor, "*batch features"]
+
+Queries = Float[Tensor, "batch heads queries head_dim"]
+Keys = Float[Tensor, "batch key_heads keys head_dim"]
+Values = Float[Tensor, "batch key_heads keys value_dim"]
+Heads = Float[Tensor, "batch any_heads length head_dim"]
+Scores = Float[Tensor, "batch heads queries keys"]
+MaskArray = Bool[Tensor, "#batch 1 #queries keys"]
+Bias = Float[Tensor, "#batch heads #queries keys"]
+Sinks = Float[Tensor, " heads"]
+
+TokenIds = Int[Tensor, "batch length"]
+SourceIds = Int[Tensor, "batch keys"]
+IsToken = Bool[Tensor, "batch keys"]
+Positions = Int[Tensor, "#batch queries"]
+Lengths = Int[Tensor, " batch"]
+Pixels = Float[Tensor, "batch channels height width"]
+Frames = Float[Tensor, "batch mel_bins frames"]
+
+RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]
+"""Cosine and sine of every angle by which queries and keys are rotated."""

@@ -1,0 +1,151 @@
+"""Sentences of pages, docstrings and messages: short, in the field's words, each with a noun as its subject.
+
+    python tests/site/test_prose.py           # fail if a page or package exceeds its bound in tests/prose.json
+    python tests/site/test_prose.py PATH …    # print every violation of these pages, packages or files
+    python tests/site/test_prose.py --lower   # store lower counts; a bound never rises
+
+A bound is the number of known violations, not a claim that the text is good.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = ROOT / "tests/prose.json"
+PACKAGES = ("reference", "backends", "conformance/transparity_conformance", "conformance/meta", "benchmarks", "docs")
+GENERATED = {"docs/faults.md", "docs/family-fields.md"}
+LONGEST = 25
+"""Words in a sentence, as CONTRIBUTING.md asks."""
+
+ENDS = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[A-Z`*\"“(\[])")
+OPENERS = re.compile(r"(?:Of|Who|Whose|That|Which|What|Nor)\b(?=.*[.:]$)(?!.*\?)|From [\w ]+ on\b")
+OLD = re.compile(
+    r"\b(?:mend(?:s|ed|ing)?|in front of|as (?:it|they) stands?|those of|that of|so many|is none|exchanged"
+    r"|(?:is|are|was|were) (?:told|heard|held to)|nobody|goes on|by now|hears|says so)\b|\b[a-z]+s? alone\b(?=[,.;)])",
+    re.IGNORECASE,
+)
+AGES = re.compile(
+    r"\b(?:today(?:'s)?|measured since|was tried|at first sight|no longer|since then|not yet|used to)\b|\bnow\b"
+)
+
+
+def violations(sentence: str, is_page: bool = False) -> list[str]:
+    """Return the rules that a sentence breaks, each with the words that break it."""
+    words = [word for word in sentence.split() if re.search(r"\w", word)]
+    found = [f"{len(words)} words"] * (len(words) > LONGEST)
+    patterns = [OPENERS.match(sentence), OLD.search(sentence), AGES.search(sentence) if is_page else None]
+    return found + [repr(match[0]) for match in patterns if match]
+
+
+def plain(text: str) -> str:
+    """Return text without code, the targets of links, and emphasis; a piece of code, or a list of them, is one word."""
+    text = re.sub(r"`+[^`]+`+", "CODE", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    return re.sub(r"CODE(?:,? (?:and |or )?CODE)+", "CODE", " ".join(text.replace("*", "").split()))
+
+
+def paragraphs(page: str) -> Iterator[str]:
+    """Yield the paragraphs and list items of Markdown: no code, tables, headings or comments."""
+    page = re.sub(r"(?ms)^( *)```.*?^\1```$|<!--.*?-->", "", page)
+    kept = [re.sub(r"^\s*(?:[-*+]|\d+\.)\s+", "\n", line) for line in page.splitlines() if not _is_apart(line)]
+    yield from filter(None, (plain(each) for each in re.split(r"\n\s*\n|\n(?=\n)", "\n".join(kept))))
+
+
+def _is_apart(line: str) -> bool:
+    return bool(re.match(r"\s*(?:\||#+ |!\[|<)", line))
+
+
+def sentences(paragraph: str) -> list[str]:
+    return [each for each in ENDS.split(paragraph) if each]
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a file, first paragraphs and others, and its messages."""
+    tree, docs = ast.parse(path.read_text(encoding="utf-8")), set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
+            docs.add(id(node.body[0].value))  # type: ignore[attr-defined]
+            doc = "\n".join(line for line in doc.splitlines() if not _is_apart(line))
+            yield from (plain(each) for each in re.split(r"\n\s*\n", doc) if not re.match(r" {4}|\w+:\n", each))
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            said = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs | parts:
+            said = node.value
+        else:
+            continue
+        if len(said.split()) > 5 and "\n" not in said:
+            yield plain(said)
+
+
+def found_in(path: Path) -> list[tuple[str, list[str]]]:
+    """Return every sentence of a page or a Python file that breaks a rule, with the rules."""
+    is_page = path.suffix == ".md"
+    given = paragraphs(path.read_text(encoding="utf-8")) if is_page else texts(path)
+    judged = [(each, violations(each, is_page)) for text in given for each in sentences(text)]
+    return [(sentence, broken) for sentence, broken in judged if broken]
+
+
+def subjects() -> dict[str, list[Path]]:
+    """Return what has a bound, each with its files: pages, and packages."""
+    pages = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md"))]
+    folders = {name: sorted((ROOT / name).rglob("*.py")) for name in PACKAGES}
+    return {name: [ROOT / name] for name in pages if name not in GENERATED} | folders
+
+
+def counts() -> dict[str, int]:
+    return {name: sum(len(found_in(file)) for file in files) for name, files in subjects().items()}
+
+
+def risen(found: dict[str, int], bounds: dict[str, int]) -> list[str]:
+    """Return a sentence for every subject with more violations than its bound."""
+    return [
+        f"{name}: {count} sentences break the rules of prose, {bounds.get(name, 0)} are known. "
+        f"`python tests/site/test_prose.py {name}` prints them."
+        for name, count in found.items()
+        if count > bounds.get(name, 0)
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Check the bounds, store lower ones, or print the violations of what is named."""
+    bounds = json.loads(BOUNDS.read_text()) if BOUNDS.exists() else {}
+    if arguments and arguments != ["--lower"]:
+        for name in arguments:
+            for file in subjects().get(name, [Path(name)]):
+                sys.stdout.writelines(f"{file}: {', '.join(broken)}: {said}\n" for said, broken in found_in(file))
+        return 0
+    found = counts()
+    if arguments:
+        lower = {name: min(count, bounds.get(name, 0)) for name, count in found.items()}
+        BOUNDS.write_text(json.dumps({name: n for name, n in lower.items() if n}, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.writelines(f"{problem}\n" for problem in risen(found, bounds))
+    return len(risen(found, bounds)) > 0
+
+
+def test_each_rule_is_broken_by_a_sentence() -> None:
+    assert violations("word " * (LONGEST + 1)) == [f"{LONGEST + 1} words"]
+    assert violations("What a run shows is measured.") == ["'What'"]
+    assert violations("The defect was mended.") == ["'mended'"]
+    assert violations("It is faster now.", is_page=True) == ["'now'"]
+    assert violations("What does a run show?") == violations("The checker compares every activation.") == []
+
+
+def test_only_a_count_above_its_bound_fails() -> None:
+    assert len(risen({"docs/page.md": 2, "docs": 1}, {"docs/page.md": 1, "docs": 1})) == 1
+    assert risen({"docs/new.md": 0}, {}) == []
+
+
+def test_code_tables_and_targets_of_links_are_no_prose() -> None:
+    page = "# Of a page\n\n| Of a | table |\n\n```sh\nOf code\n```\n\n- One [link](Of). `Of` two.\n- Three\n  lines.\n"
+    assert [each for text in paragraphs(page) for each in sentences(text)] == ["One link.", "CODE two.", "Three lines."]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

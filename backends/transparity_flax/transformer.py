@@ -219,10 +219,10 @@ class Transformer(nnx.Module):
         if config.architecture == "encoder-decoder":
             assert source is not None and target is not None
             is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory, memory_mask = self.encoder(source, is_token, scope, mask_kind=kind), padding_mask(is_token)
+            memory = self.encoder(source, is_token, scope, mask_kind=kind)
+            mask = Mask(padding_mask(is_token), kind)
             is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-            given = {"memory": memory, "memory_mask": Mask(memory_mask, kind), "reader": self.reader}
-            x = self.decoder(target, is_token, scope, **given)
+            x = self.decoder(target, is_token, scope, memory=memory, memory_mask=mask, reader=self.reader)
         elif config.architecture == "encoder":
             (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
             x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=kind)

@@ -83,6 +83,7 @@ class PytorchForward(DifferentiableForward):
         expected = tensor(targets, None, self.device)
         tap = dropping(self._tensors(masks), self.config.dropout) if masks else identity
         model = self._by_onednn(self.model, for_training).train(training)
+        model.dropout.eval()  # it drops by the masks, or nothing
         try:
             loss, gradients = loss_and_gradients(model, expected, tap=tap, **self._tensors(inputs))
         finally:
@@ -91,6 +92,7 @@ class PytorchForward(DifferentiableForward):
 
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         model = self._by_onednn(copy.deepcopy(self.model).train(), for_training)
+        model.dropout.eval()
         losses, parameters = train(model, [self._tensors(batch) for batch in batches], training)
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity, scoped
+from transparity.errors import InputError
+from transparity.taps import Tap, chained, identity, scoped
+from transparity_pytorch.arithmetic.dropout import dropped
 from transparity_pytorch.heads.pooled import pool
 from transparity_pytorch.heads.table import head, head_parts
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
@@ -20,6 +24,7 @@ from transparity_pytorch.rotary.tables import rotary_tables
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext, Mask, MaskKind
+from transparity_pytorch.state.parameters import initialize, tie
 
 Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""
@@ -38,6 +43,8 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch
 
 class Stack(nn.Module):
     """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+
+    token_embedding: nn.Embedding
 
     def __init__(self, config: TransformerConfig, name: str) -> None:
         super().__init__()
@@ -160,26 +167,34 @@ class Transformer(nn.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `forward`:
+        inputs: The inputs below that `config.input_names` names, in this order, where they are not given by name.
         source, target: Tokens of an encoder-decoder; its source may be frames of audio.
         tokens: Tokens of a lone encoder or decoder.
         pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
+
+    In training, `dropout` acts at the taps that the configuration names.
     """
+
+    head: nn.Linear
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
+        self.dropout = nn.Dropout(config.dropout)
         if config.has_encoder:
             self.encoder = Encoder(config)
         if config.has_decoder:
             self.decoder = Decoder(config)
         for part, module in head_parts(config).items():
             self.add_module(part, module)
-        if config.shared_embedding and config.has_encoder and config.has_decoder:
+        self.apply(initialize)
+        if config.shared_embedding:
             self.decoder.token_embedding = self.encoder.token_embedding
+            tie(self, "decoder.token_embedding.weight", "encoder.token_embedding.weight")
         if config.has_tied_head:
-            self.head.weight = self.token_embedding.weight
+            tie(self, "head.weight", f"{config.stacks[-1]}.token_embedding.weight")
 
     @property
     def token_embedding(self) -> nn.Embedding:
@@ -188,7 +203,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        *,
+        *inputs: Tensor,
         source: SourceIds | Frames | None = None,
         target: TokenIds | None = None,
         tokens: TokenIds | None = None,
@@ -198,21 +213,35 @@ class Transformer(nn.Module):
         tap: Tap = identity,
     ) -> Output:
         config = self.config
+        given = _by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
+        if self.dropout.training and config.dropout:
+            tap = chained(dropped(config.dropout_at, self.dropout), tap)
         kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
-            assert source is not None and target is not None
-            is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory = self.encoder(source, is_token, scope, mask_kind=kind)
+            is_token, scope = visible_keys(given["source"], config.pad_id, attention_mask), scoped(tap, "encoder")
+            memory = self.encoder(given["source"], is_token, scope, mask_kind=kind)
             mask = Mask(padding_mask(is_token), kind)
-            is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-            x = self.decoder(target, is_token, scope, memory=memory, memory_mask=mask)
+            is_token, scope = visible_keys(given["target"], config.pad_id), scoped(tap, "decoder")
+            x = self.decoder(given["target"], is_token, scope, memory=memory, memory_mask=mask)
         elif config.architecture == "encoder":
-            (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
+            read, is_token = encoder_input(config, given.get("tokens"), given.get("pixels"), attention_mask)
+            scope = scoped(tap, "encoder")
             x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=kind)
         else:
-            assert tokens is not None
-            is_token, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
-            x = self.decoder(tokens, is_token, scope)
+            is_token, scope = visible_keys(given["tokens"], config.pad_id, attention_mask), scoped(tap, "decoder")
+            x = self.decoder(given["tokens"], is_token, scope)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
+            x = tap("pooled", pool(config, x, is_token, given[config.input_names[-1]]))
         return tap("logits", head(config, self, x))
+
+
+def _by_name(
+    config: TransformerConfig, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor | None]
+) -> dict[str, Tensor]:
+    """The inputs by name, given in order, by name, or some of each."""
+    by_name = {name: value for name, value in named.items() if value is not None}
+    given = dict(zip(config.input_names, inputs, strict=False)) | by_name
+    if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
+        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
+        raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
+    return given

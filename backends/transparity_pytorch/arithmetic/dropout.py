@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from transparity.taps import Tap
 
@@ -16,5 +16,14 @@ def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return (value / (1 - rate)).masked_fill(~masks[name], 0) if name in masks else value
+
+    return drop
+
+
+def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
+    """Tap that applies `dropout` at the taps whose names end `at` these."""
+
+    def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return dropout(value) if name.endswith(at) else value
 
     return drop

@@ -74,7 +74,7 @@ class ShardedForward(PytorchForward):
     def _loss_and_gradients(
         self, targets: np.ndarray, inputs: Inputs, masks: Inputs, *, training: bool
     ) -> tuple[float, dict[str, np.ndarray]]:
-        self.root.train(training)
+        self.root.train(training).model.dropout.eval()
         try:
             with on_mesh():
                 tap = dropping(self._rows(masks), self.config.dropout) if masks else identity
@@ -86,7 +86,7 @@ class ShardedForward(PytorchForward):
 
     def _train(self, batches: list[Inputs], training: Training) -> tuple[list[float], dict[str, np.ndarray]]:
         before = {name: value.detach().clone() for name, value in self.root.named_parameters()}
-        self.root.train()
+        self.root.train().model.dropout.eval()
         try:
             with on_mesh():
                 losses, parameters = train(self.root, self.mesh["data"], [self._rows(it) for it in batches], training)

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from transparity.config import TransformerConfig
 from transparity_pytorch.normalization import Norm
 from transparity_pytorch.parallel.plan import Plan
-from transparity_pytorch.state.parameters import own
 from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
@@ -78,13 +77,13 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
     """
     with torch.device("meta"):
         model = Transformer(config)
-    root, names = Root(model), {id(value): name for name, value in own(model).items()}
+    root, names = Root(model), {id(value): name for name, value in model.state_dict(keep_vars=True).items()}
     _hook(model, plan)
     for unit in [*_layers(model), root]:
         _materialize(unit, names, mesh["tensor"], plan, dtype)
         if mesh["data"].size() > 1:
             fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root, too
-    for name, value in own(model).items():
+    for name, value in model.state_dict(keep_vars=True).items():
         with torch.no_grad():
             local = value.to_local() if isinstance(value, DTensor) else value
             local.copy_(torch.as_tensor(np.asarray(source[name][slices(mesh, plan, name, value)])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,29 +12,50 @@ from torch import nn
 from transparity.errors import ParameterError
 
 
+def initialize(module: nn.Module) -> None:
+    """Draw matrices uniformly within Glorot's bound (document 003) and set biases to 0; gains stay what they are."""
+    for name, value in module.named_parameters(recurse=False):
+        if value.ndim == 2:
+            nn.init.xavier_uniform_(value)
+        elif name == "bias":
+            nn.init.zeros_(value)
+
+
+def tie(model: nn.Module, name: str, first: str) -> None:
+    """Make `name` the same parameter as `first`. A state dict of `model` has the first name only, as the specification;
+    loading one keeps the tie."""
+    scope, _, leaf = name.rpartition(".")
+
+    def share(module: nn.Module, keys: Any = None) -> None:
+        setattr(module.get_submodule(scope), leaf, module.get_parameter(first))
+
+    def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        del state[prefix + name]
+
+    def fill_in(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        if prefix + first in state:
+            state[prefix + name] = state[prefix + first]
+
+    share(model)
+    model.register_state_dict_post_hook(leave_out)
+    model.register_load_state_dict_pre_hook(fill_in)
+    model.register_load_state_dict_post_hook(share)
+
+
 def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
     """Copy `parameters` into `model`, in the model's dtype and on its device.
 
     Raises `ParameterError` for what the model does not have.
     """
-    firsts = {id(value): name for name, value in own(model).items()}
-    tied = {name: firsts[id(value)] for name, value in model.state_dict(keep_vars=True).items()}
-    left = set(parameters) - set(firsts.values())
+    left = set(parameters) - set(model.state_dict())
     if left:
         raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
-    model.load_state_dict({name: torch.tensor(np.asarray(parameters[first])) for name, first in tied.items()})
+    model.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in parameters.items()})
 
 
 def dump(model: nn.Module) -> dict[str, np.ndarray]:
     """Parameters of `model` under the specification's names, as NumPy arrays."""
-    return {name: to_numpy(value) for name, value in own(model).items()}
-
-
-def own(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of `model`; tied ones under their first name only."""
-    state = model.state_dict(keep_vars=True)
-    firsts = {id(value): name for name, value in reversed(state.items())}
-    return {name: value for name, value in state.items() if firsts[id(value)] == name}
+    return {name: to_numpy(value) for name, value in model.state_dict().items()}
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray:

@@ -54,7 +54,7 @@ class FlaxModule:
         return to_numpy(result)
 
     def use_batch_statistics(self) -> None:
-        self.module.train()
+        self.module.set_attributes(use_running_average=False, raise_if_not_found=False)
 
     def parameters(self) -> dict[str, np.ndarray]:
         return dump(self.module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from flax import nnx
@@ -25,31 +24,31 @@ def normalize(module: nnx.Module, name: str, x: Hidden, tap: Tap = identity) -> 
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
-def residual(module: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
+def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
     """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
-    norms = [partial(_norm, module, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
-    return RESIDUALS[module.config.norm_position](module.config, x, sublayer, *norms)
+    norms = [partial(_norm, layer, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
+    return RESIDUALS[layer.config.norm_position](layer.config, x, sublayer, *norms)
 
 
-def mix(module: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
     """Self-attention, or what `config.mixer_name` names in its place."""
-    scope = module.config.mixer_scope
-    return getattr(module, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
+    scope = layer.config.mixer_scope
+    return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
 
 
-def feed(module: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
+def feed(layer: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
     """The feed-forward, or a mixture of experts."""
-    return module.feed_forward(x, scoped(tap, "feed_forward"))
+    return layer.feed_forward(x, scoped(tap, "feed_forward"))
 
 
 def attend_to_memory(
-    module: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
+    layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
 ) -> Hidden:
     """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
-    if module.config.memory_norm and context.memory is not None:
-        context = context._replace(memory=normalize(module, "memory_norm", context.memory, tap))
+    if layer.config.memory_norm and context.memory is not None:
+        context = context._replace(memory=normalize(layer, "memory_norm", context.memory, tap))
     scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
-    return module.cross_attention(x, context, scope, kept)
+    return layer.cross_attention(x, context, scope, kept)
 
 
 class Layer(nnx.Module):
@@ -61,20 +60,28 @@ class Layer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:
         self.config = config
         setattr(self, config.mixer_scope, MIXERS[config.mixer_name](config, rngs=rngs))
+        self._add_norms("self_attention", rngs, exists=config.attention_norm)
         if has_memory:
             self.cross_attention = CrossAttention(config, rngs=rngs)
+            self._add_norms("cross_attention", rngs)
+        if has_memory and config.memory_norm:
+            self.memory_norm = Norm(config, rngs=rngs)
         if config.feed_forward_dim:
             self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config, rngs=rngs)
-        for name in _norms(config, has_memory):
-            setattr(self, name, Norm(config, rngs=rngs))
+            self._add_norms("feed_forward", rngs, exists=config.branches != "parallel-one-norm")
+
+    def _add_norms(self, sublayer: str, rngs: nnx.Rngs, *, exists: bool = True) -> None:
+        if exists:
+            setattr(self, f"{sublayer}_norm", Norm(self.config, rngs=rngs))
+        if self.config.norm_position == "sandwich":
+            setattr(self, f"{sublayer}_post_norm", Norm(self.config, rngs=rngs))
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        add = partial(residual, self, tap=tap)
-        x = add("self_attention", x, lambda x: mix(self, x, context, tap, cache))
+        x = residual(self, "self_attention", x, lambda x: mix(self, x, context, tap, cache), tap)
         if context.memory_mask is not None:
-            x = add("cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache))
+            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache), tap)
         if self.config.feed_forward_dim:
-            x = add("feed_forward", x, lambda x: feed(self, x, tap))
+            x = residual(self, "feed_forward", x, lambda x: feed(self, x, tap), tap)
         return tap("output", x)
 
 
@@ -82,45 +89,25 @@ class ParallelLayer(Layer):
     """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        config, normed = self.config, partial(normalize, self, tap=tap)
-        shared = normed("self_attention_norm", x)
+        shared = normalize(self, "self_attention_norm", x, tap)
         y = mix(self, shared, context, tap, cache)
-        z = normed("feed_forward_norm", x) if config.branches == "parallel" else shared
+        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
         z = feed(self, z, tap)
-        return tap("output", add_residual(config, add_residual(config, x, y), z))
+        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
 
 
-def cross_attention_cache(module: Layer, memory: Memory) -> Cache:
-    """Keys and values of a layer's cross-attention, for every later step."""
-    if module.config.memory_norm:
-        memory = normalize(module, "memory_norm", memory)
-    key, value = project_key_value(module.cross_attention, memory, identity)
-    return {"key": key, "value": value}
-
-
-LAYERS: dict[str, Callable[..., Layer]] = {
-    "sequential": Layer,
-    "parallel": ParallelLayer,
-    "parallel-one-norm": ParallelLayer,
-}
+LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
 """By `config.branches`."""
 
 
-def _norms(config: TransformerConfig, has_memory: bool) -> list[str]:
-    """The names of a layer's norms."""
-    feeds, sandwich = config.feed_forward_dim > 0, config.norm_position == "sandwich"
-    has = {
-        "self_attention_norm": config.attention_norm,
-        "cross_attention_norm": has_memory,
-        "memory_norm": has_memory and config.memory_norm,
-        "feed_forward_norm": feeds and config.branches != "parallel-one-norm",
-        "self_attention_post_norm": sandwich,
-        "cross_attention_post_norm": sandwich and has_memory,
-        "feed_forward_post_norm": sandwich and feeds,
-    }
-    return [name for name, is_there in has.items() if is_there]
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory, identity)
+    return {"key": key, "value": value}
 
 
-def _norm(module: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
+def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
     """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
-    return x if name == "self_attention_norm" and not module.config.attention_norm else normalize(module, name, x, tap)
+    return x if name == "self_attention_norm" and not layer.config.attention_norm else normalize(layer, name, x, tap)

@@ -78,7 +78,7 @@ class HeadNorm(nnx.Module):
 
     def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.scale = nnx.Param(jnp.ones(features))
+        self.scale = nnx.Param(_first_gain(config, features))
 
     def __call__(self, x: Features) -> Features:
         return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
@@ -89,7 +89,7 @@ class Norm(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.scale = nnx.Param(jnp.ones(config.embed_dim))
+        self.scale = nnx.Param(_first_gain(config, config.embed_dim))
         if config.has_norm_bias:
             self.bias = nnx.Param(jnp.zeros(config.embed_dim))
         self.use_running_average = True  # what nnx's train() and eval() switch
@@ -114,3 +114,8 @@ class Norm(nnx.Module):
             tap("running_mean", self.mean[...])
             tap("running_var", self.var[...])
         return batch_norm(x, weight, bias, mean, variance, config.norm_eps)
+
+
+def _first_gain(config: TransformerConfig, features: int) -> Weight:
+    """The weight of a norm whose gain is 1; Flax calls it `scale`."""
+    return (jnp.ones if config.norm_gain == "weight" else jnp.zeros)(features)

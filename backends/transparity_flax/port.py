@@ -267,7 +267,10 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 
 
 class _OneKey(nnx.Rngs):
-    """The same key for every parameter: nothing is drawn, and splitting keys would take most of the time."""
+    """The same key for every parameter: nothing is drawn, and splitting keys would take most of the time. The port has
+    its dropout in taps."""
+
+    dropout = None
 
     def params(self) -> jax.Array:
         return jax.random.key(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity, scoped
+from transparity.errors import InputError
+from transparity.taps import Tap, chained, identity, scoped
+from transparity_flax.arithmetic.dropout import dropped
 from transparity_flax.heads.pooled import pool
 from transparity_flax.heads.table import head
 from transparity_flax.inputs.embedding import INPUTS, Source, embed
@@ -168,15 +171,19 @@ class Transformer(nnx.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
     Args of `__call__`:
+        inputs: The inputs below that `config.input_names` names, in this order, where they are not given by name.
         source, target: Tokens of an encoder-decoder; its source may be frames of audio.
         tokens: Tokens of a lone encoder or decoder.
         pixels: Images, in place of tokens of a lone encoder.
         attention_mask: 0 at padding of the source, or of `tokens`.
         tap: Called with every named activation; its result is used in place of the activation.
+
+    A new model evaluates. After `train()`, `dropout` acts at the taps that the configuration names.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
+        self.dropout = nnx.Dropout(config.dropout, deterministic=True, rngs=getattr(rngs, "dropout", None))
         if config.has_encoder:
             self.encoder = Encoder(config, rngs=rngs)
         if config.has_decoder:
@@ -205,7 +212,7 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        *,
+        *inputs: Array,
         source: SourceIds | Frames | None = None,
         target: TokenIds | None = None,
         tokens: TokenIds | None = None,
@@ -215,21 +222,34 @@ class Transformer(nnx.Module):
         tap: Tap = identity,
     ) -> Output:
         config = self.config
+        given = _by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
+        if config.dropout and not self.dropout.deterministic:
+            tap = chained(dropped(config.dropout_at, self.dropout), tap)
         kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
         if config.architecture == "encoder-decoder":
-            assert source is not None and target is not None
-            is_token, scope = visible_keys(source, config.pad_id, attention_mask), scoped(tap, "encoder")
-            memory, memory_mask = self.encoder(source, is_token, scope, mask_kind=kind), padding_mask(is_token)
-            is_token, scope = visible_keys(target, config.pad_id), scoped(tap, "decoder")
-            given = {"memory": memory, "memory_mask": Mask(memory_mask, kind), "reader": self.reader}
-            x = self.decoder(target, is_token, scope, **given)
+            is_token, scope = visible_keys(given["source"], config.pad_id, attention_mask), scoped(tap, "encoder")
+            memory = self.encoder(given["source"], is_token, scope, mask_kind=kind)
+            mask = Mask(padding_mask(is_token), kind)
+            is_token, scope = visible_keys(given["target"], config.pad_id), scoped(tap, "decoder")
+            x = self.decoder(given["target"], is_token, scope, memory=memory, memory_mask=mask, reader=self.reader)
         elif config.architecture == "encoder":
-            (read, is_token), scope = encoder_input(config, tokens, pixels, attention_mask), scoped(tap, "encoder")
-            x = self.encoder(read, is_token, scope, token_types=token_types, mask_kind=kind)
+            read, is_token = encoder_input(config, given.get("tokens"), given.get("pixels"), attention_mask)
+            x = self.encoder(read, is_token, scoped(tap, "encoder"), token_types=token_types, mask_kind=kind)
         else:
-            assert tokens is not None
-            is_token, scope = visible_keys(tokens, config.pad_id, attention_mask), scoped(tap, "decoder")
-            x = self.decoder(tokens, is_token, scope)
+            is_token, scope = visible_keys(given["tokens"], config.pad_id, attention_mask), scoped(tap, "decoder")
+            x = self.decoder(given["tokens"], is_token, scope)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, is_token, tokens if target is None else target))
+            x = tap("pooled", pool(config, x, is_token, given.get("tokens", given.get("target"))))
         return tap("logits", head(config, self, x))
+
+
+def _by_name(
+    config: TransformerConfig, inputs: tuple[Array, ...], named: Mapping[str, Array | None]
+) -> dict[str, Array]:
+    """The inputs by name, given in order, by name, or some of each."""
+    by_name = {name: value for name, value in named.items() if value is not None}
+    given = dict(zip(config.input_names, inputs, strict=False)) | by_name
+    if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
+        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
+        raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
+    return given

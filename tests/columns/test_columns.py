@@ -92,16 +92,86 @@ MODULES = {
     "state.context": {"mask"},
     "arithmetic.dropout": {"dropped"},
 }
-"""Names that only the frameworks have: the parameters that parts share, a chunk of a recurrence, a mask with its kind;
+"""Names that only the frameworks have: the parameters that parts share, a chunk of a recurrence, a mask with its kind,
+dropout that draws its own masks;
 and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""
 
 
-def names(column: str, file: str) -> list[str]:
-    """The public functions and classes of a file, in order. A part with weights is a class in the frameworks and a
-    function in NumPy: `SelfAttention` is `self_attention` there."""
+MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
+"""What replaces the configuration and the parameters in the frameworks: modules; in JAX, a model that is `split`."""
+
+DIFFERENT = {
+    "flax rotary.tables.rotary_tables": ("+keys", "angles are computed in float64 while tracing, of all positions"),
+    "flax positions.temperature.query_temperature": ("+keys", "so are temperatures"),
+    "flax inputs.embedding.embed": ("+reader", "a decoder is given the table that it shares"),
+    "flax transformer.decoder": ("+reader", "a decoder is given the table that it shares"),
+    "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),
+    "transformer.transformer": ("+inputs", "inputs go by position too, as in other models of the framework"),
+    "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
+    "pytorch mixers.convolution.causal_convolution": ("-weight -bias", "it is a module"),
+    "pytorch arithmetic.fused.applies": (
+        "+softcap +query",
+        "its kernel has no cap, and is slow for one query on a GPU",
+    ),
+    "flax arithmetic.fused.applies": ("+softcap +dtype", "it cannot cap scores, and XLA lacks products of some dtypes"),
+    "arithmetic.fused.attention": ("-softcap", "kernels cannot cap scores"),
+    "training.optimization.train": ("-differentiate", "frameworks differentiate by themselves"),
+    "pytorch decoding.steps.next_logits": ("+step", "a step may be recorded for a GPU"),
+    "pytorch decoding.generation.generate": ("+step", "a step may be recorded for a GPU"),
+    "pytorch decoding.beams.beam_search": ("+step", "a step may be recorded for a GPU"),
+}
+"""Arguments that a function of one framework, or of both, has more (+) or fewer (-) than NumPy's, and why."""
+
+
+def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    """The public functions and classes of a file by name, in order. A part with weights is a class in the frameworks
+    and a function in NumPy: `SelfAttention` is `self_attention` there."""
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined if not name.startswith("_")]
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    shown = {re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower(): node for node in found}
+    return {name: node for name, node in shown.items() if not name.startswith("_")}
+
+
+def names(column: str, file: str) -> list[str]:
+    return list(defined(column, file))
+
+
+def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
+    """The names of the arguments of a function, or of a module's call; None of a class without a call of its own. NumPy
+    says `training` where a module knows."""
+    if isinstance(node, ast.ClassDef):
+        calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
+        return arguments(calls[0]) if calls else None
+    given = node.args
+    named = [*given.posonlyargs, *given.args, *([given.vararg] if given.vararg else []), *given.kwonlyargs]
+    return [it.arg for it in named if it.arg != "training" or ast.unparse(it.annotation or it) != "bool"]
+
+
+def replaced(specified: list[str], found: list[str]) -> list[str]:
+    """The arguments of a framework's function without those that replace NumPy's configuration and parameters: the
+    module that has both; and without the device."""
+    found = [name for name in found if name not in ("self", "config", "device")]
+    begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
+    rest = [name for name in specified if name not in ("config", "parameters")]
+    if begin is None or len(found) == begin or found[begin] in rest[begin : begin + 1]:
+        return found
+    is_module = found[begin] in MODULE_ARGUMENTS
+    return found[:begin] + found[begin + is_module :]
+
+
+@for_each("file", MIRRORED)
+@for_each("column", ["pytorch", "flax"])
+def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: str, file: str) -> None:
+    found = defined(column, file)
+    for name, node in defined("numpy", file).items():
+        specified, given = arguments(node), arguments(found[name])
+        if specified is None or given is None:
+            continue  # a named tuple, or a module without a call of its own
+        changed, _ = DIFFERENT.get(f"{column} {file}.{name}") or DIFFERENT.get(f"{file}.{name}") or ("", "")
+        changes = changed.split()
+        rest = [it for it in specified if it not in ("config", "parameters") and f"-{it}" not in changes]
+        assert [it for it in replaced(specified, given) if f"+{it}" not in changes] == rest, name
+        assert all(change[1:] in (given if change[0] == "+" else specified) for change in changes), name
 
 
 @for_each("file", MIRRORED)

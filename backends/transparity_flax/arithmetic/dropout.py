@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -17,5 +18,14 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value
+
+    return drop
+
+
+def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
+    """Tap that applies `dropout` at the taps whose names end `at` these."""
+
+    def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+        return dropout(value) if name.endswith(at) else value
 
     return drop

@@ -12,8 +12,6 @@ from transparity_flax.heads.pooled import pooled
 from transparity_flax.heads.transform import transform_for_head
 
 
-def classes(
-    config: TransformerConfig, module: Any, x: Float[Array, "batch embed_dim"]
-) -> Float[Array, "batch classes"]:
+def classes(config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]) -> Float[Array, "batch classes"]:
     """x Wᵀ + b of the pooled state, through the pooler if there is one."""
-    return module.head(transform_for_head(config, module, pooled(config, module, x)))
+    return model.head(transform_for_head(config, model, pooled(config, model, x)))

@@ -13,16 +13,16 @@ from transparity_flax.heads.transform import transform_for_head
 from transparity_flax.shapes import Vectors
 
 
-def logits(config: TransformerConfig, module: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
+def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
-    x = transform_for_head(config, module, x)
+    x = transform_for_head(config, model, x)
     if config.head_input_scale != 1:
         x = x * config.head_input_scale
-    y = _tied(module, x) if config.has_tied_head else module.head(x)
+    y = _tied(model, x) if config.has_tied_head else model.head(x)
     return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
 
 
-def _tied(module: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
+def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
     """The token embeddings in place of the head's weight; the bias is the head's own."""
-    y = x @ module.token_embedding.embedding[...].T
-    return y if module.head.bias is None else y + module.head.bias[...]
+    y = x @ model.token_embedding.embedding[...].T
+    return y if model.head.bias is None else y + model.head.bias[...]

@@ -41,7 +41,7 @@ def pool(
 
 
 def pooled(
-    config: TransformerConfig, module: Any, x: Float[Array, "batch embed_dim"]
+    config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]
 ) -> Float[Array, "batch embed_dim"]:
     """activation(x Wᵀ + b) of the pooled state if there is a pooler, else x."""
-    return POOLERS[config.pooler](module.pooler(x)) if config.has_pooler else x
+    return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x

@@ -15,7 +15,7 @@ from transparity_flax.heads.pooled import pooled
 from transparity_flax.shapes import Vectors
 
 
-def hidden(config: TransformerConfig, module: Any, x: Vectors) -> Vectors:
+def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
     """The last layer's output itself."""
     return x
 
@@ -24,6 +24,6 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 """By `config.head`."""
 
 
-def head(config: TransformerConfig, module: Any, x: Vectors) -> Float[Array, "*batch features"]:
-    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `module` is the whole model."""
-    return HEADS[config.head](config, module, x)
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch features"]:
+    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `model` is the whole model."""
+    return HEADS[config.head](config, model, x)

@@ -9,8 +9,8 @@ from transparity_flax.feed_forward import ACTIVATIONS
 from transparity_flax.shapes import Vectors
 
 
-def transform_for_head(config: TransformerConfig, module: Any, x: Vectors) -> Vectors:
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
     """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); x without `head_transform`."""
     if not config.head_transform:
         return x
-    return module.head_norm(ACTIVATIONS[config.activation](module.head_transform(x)))
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

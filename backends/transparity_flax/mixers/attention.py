@@ -44,12 +44,12 @@ def merge_heads(x: Heads) -> Hidden:
     return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
 
 
-def project_heads(module: nnx.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
+def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
     """Query, key or value of every head: projected and split, or split and projected by one map for all heads
     (document 002)."""
     if projection == "shared-per-head":
-        return module(split_heads(x, num_heads))
-    return split_heads(module(x), num_heads)
+        return linear(split_heads(x, num_heads))
+    return split_heads(linear(x), num_heads)
 
 
 def repeat_heads(x: Heads, num_heads: int) -> Float[Array, "batch heads length head_dim"]:
@@ -107,16 +107,14 @@ class AttentionProjections(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config, bias = config, config.qkv_bias
-        queries, into = config.attention_dim, config.embed_dim
-        keys = values = config.key_value_heads * config.head_dim
+        into, queries, keys = config.embed_dim, config.attention_dim, config.key_value_heads * config.head_dim
         if config.projection == "shared-per-head":
-            queries, keys, values, into = (config.head_dim,) * 4
+            into = queries = keys = config.head_dim
         self.query = nnx.Linear(into, queries, use_bias=bias, rngs=rngs)
         self.key = nnx.Linear(into, keys, use_bias=bias and config.key_bias, rngs=rngs)
-        self.value = nnx.Linear(into, values, use_bias=bias, rngs=rngs)
+        self.value = nnx.Linear(into, keys, use_bias=bias, rngs=rngs)
         if config.query_key_norm:
-            heads = (config.num_heads, config.key_value_heads)
-            over = heads if config.query_key_norm_over == "projection" else (1, 1)
+            over = (config.num_heads, config.key_value_heads) if config.query_key_norm_over == "projection" else (1, 1)
             self.query_norm, self.key_norm = (HeadNorm(config, count * config.head_dim, rngs=rngs) for count in over)
         if config.attention_sinks:
             self.sinks = nnx.Param(jnp.zeros(config.num_heads))
@@ -125,46 +123,46 @@ class AttentionProjections(nnx.Module):
         self.output = nnx.Linear(config.context_dim, config.embed_dim, use_bias=config.output_bias, rngs=rngs)
 
 
-def query_key_norm(config: TransformerConfig, module: HeadNorm, x: Heads) -> Heads:
+def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
     """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
-    return module(x) if config.query_key_norm_over == "head" else split_heads(module(merge_heads(x)), x.shape[1])
+    return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
 
 
 def normalize_and_rotate(
-    module: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+    heads: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
 ) -> Heads:
     """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
-    if module.config.query_key_norm:
-        x = tap(f"{name}_norm", query_key_norm(module.config, getattr(module, f"{name}_norm"), x))
-    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, module.config.rope_layout))
+    if heads.config.query_key_norm:
+        x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
+    return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
 
 
-def project_query(module: AttentionProjections, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+def project_query(heads: AttentionProjections, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
     """Query of every head."""
-    query = tap("query", project_heads(module.query, x, module.config.num_heads, module.config.projection))
-    return normalize_and_rotate(module, "query", query, rotary, tap)
+    query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
+    return normalize_and_rotate(heads, "query", query, rotary, tap)
 
 
 def project_key_value(
-    module: AttentionProjections, x: Memory, tap: Tap, rotary: RotaryTables | None = None
+    heads: AttentionProjections, x: Memory, tap: Tap, rotary: RotaryTables | None = None
 ) -> tuple[Keys, Values]:
     """Key and value of every head."""
-    heads, projection = module.config.key_value_heads, module.config.projection
-    key = tap("key", project_heads(module.key, x, heads, projection))
-    value = tap("value", project_heads(module.value, x, heads, projection))
-    return normalize_and_rotate(module, "key", key, rotary, tap), value
+    num_heads, projection = heads.config.key_value_heads, heads.config.projection
+    key = tap("key", project_heads(heads.key, x, num_heads, projection))
+    value = tap("value", project_heads(heads.value, x, num_heads, projection))
+    return normalize_and_rotate(heads, "key", key, rotary, tap), value
 
 
 class SelfAttention(AttentionProjections):
     """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
     `x` included."""
 
-    def project(self, x: Hidden, context: LayerContext, tap: Tap) -> tuple[Queries, Keys, Values]:
-        query = project_query(self, x, tap, context.rotary)
-        return query, *project_key_value(self, x, tap, context.rotary)
+    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
+        """Query, key and value of every head."""
+        return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        query, key, value = self.project(x, context, tap)
+        query, key, value = self.project(x, context.rotary, tap)
         query = query if context.temperature is None else query * context.temperature
         if cache is not None:
             key, value = update(cache, key, value, context.positions)
@@ -186,19 +184,19 @@ class CrossAttention(AttentionProjections):
 
 
 def _attend(
-    module: AttentionProjections,
+    heads: AttentionProjections,
     x: Hidden,
-    heads: tuple[Array, Array, Array],
+    projected: tuple[Array, Array, Array],
     mask: Mask,
     tap: Tap,
     bias: Bias | None = None,
 ) -> Hidden:
     """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
-    config, sinks = module.config, module.sinks[...] if module.config.attention_sinks else None
+    config, sinks = heads.config, heads.sinks[...] if heads.config.attention_sinks else None
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     context = attention(
-        *heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
     )
     if config.attention_gate:
-        context = tap("gated_context", context * jax.nn.sigmoid(module.gate(x)))
-    return tap("output", module.output(context))
+        context = tap("gated_context", context * jax.nn.sigmoid(heads.gate(x)))
+    return tap("output", heads.output(context))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -62,15 +60,17 @@ def gated_delta_rule(
     return in_a_row(reads, query.shape[2]), state
 
 
-def gated_head_norm(
-    config: TransformerConfig,
-    module: Any,
-    x: Float[Array, "batch length features"],
-    gate: Float[Array, "batch length features"],
-) -> Float[Array, "batch length features"]:
+class GatedHeadNorm(nnx.Module):
     """rms_norm(x) · silu(gate), the norm over each head."""
-    heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
-    return rms_norm(heads, module.scale[...], config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_value_dim))
+
+    def __call__(
+        self, x: Float[Array, "batch length features"], gate: Float[Array, "batch length features"]
+    ) -> Float[Array, "batch length features"]:
+        heads = x.reshape(*x.shape[:2], self.config.recurrent_heads, -1)
+        return rms_norm(heads, self.scale[...], self.config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
 
 
 class GatedDelta(Recurrence):
@@ -80,9 +80,10 @@ class GatedDelta(Recurrence):
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, config.recurrent_value_dim, rngs=rngs)
+        super().__init__(config, rngs=rngs)
         bias = config.recurrent_bias
         self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
+        self.gated_norm = GatedHeadNorm(config)
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
@@ -91,8 +92,9 @@ class GatedDelta(Recurrence):
         )
         query = tap("query_normalized", unit_length(split_heads(query, shared)))
         key = tap("key_normalized", unit_length(split_heads(key, shared)))
+        step = time_step(self, x)
         beta = tap("beta", jax.nn.sigmoid(self.beta(x)))
-        decay = tap("log_decay", log_decay(self, time_step(self, x)))
+        decay = tap("log_decay", log_decay(self, step))
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
         state, value = first_state(self.config, query, cache), upcast(split_heads(value, heads))
         rates = by_head(decay, context, cache), by_head(beta, context, cache)
@@ -100,5 +102,4 @@ class GatedDelta(Recurrence):
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))
-        y = tap("gated_context", gated_head_norm(self.config, self.gated_norm, read, self.gate(x)))
-        return tap("output", self.output(y))
+        return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -14,13 +14,12 @@ from transparity_flax.mixers.attention import SelfAttention, split_heads
 from transparity_flax.normalization import HeadNorm
 from transparity_flax.rotary.plain import rotate
 from transparity_flax.shapes import Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
-from transparity_flax.state.context import LayerContext
 
 
-def latent(module: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Float[Array, "batch length features"]:
+def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Float[Array, "batch length features"]:
     """norm(x Wᵀ): the few features that the `query`, or the key and value (`key_value`), of every head are projected
     from."""
-    return tap(f"{name}_latent", getattr(module, f"{name}_latent_norm")(getattr(module, f"{name}_latent")(x)))
+    return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
 
 
 def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap) -> Heads:
@@ -32,23 +31,23 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTa
     return tap(f"{name}_rotated", jnp.concatenate([x[..., :rest], rotated], axis=-1))
 
 
-def latent_query(module: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
+def latent_query(heads: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
     """Query of every head, of a latent if `q_lora_rank` is set."""
-    x = latent(module, "query", x, tap) if module.config.q_lora_rank else x
-    query = tap("query", split_heads(module.query(x), module.config.num_heads))
-    return rotate_last(module.config, "query", query, rotary, tap)
+    x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
+    query = tap("query", split_heads(heads.query(x), heads.config.num_heads))
+    return rotate_last(heads.config, "query", query, rotary, tap)
 
 
 def latent_key_value(
-    module: LatentAttention, x: Memory, tap: Tap, rotary: RotaryTables | None = None
+    heads: LatentAttention, x: Memory, tap: Tap, rotary: RotaryTables | None = None
 ) -> tuple[Keys, Values]:
     """Key and value of every head, of a latent; all heads share the rotated features of the key."""
-    low, heads = latent(module, "key_value", x, tap), module.config.num_heads
-    unrotated, shared = split_heads(module.key(low), heads), module.key_rotary(x)[:, None]
+    low, num_heads = latent(heads, "key_value", x, tap), heads.config.num_heads
+    unrotated, shared = split_heads(heads.key(low), num_heads), heads.key_rotary(x)[:, None]
     every = jnp.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
     key = tap("key", jnp.concatenate([unrotated, every], axis=-1))
-    value = tap("value", split_heads(module.value(low), heads))
-    return rotate_last(module.config, "key", key, rotary, tap), value
+    value = tap("value", split_heads(heads.value(low), num_heads))
+    return rotate_last(heads.config, "key", key, rotary, tap), value
 
 
 class LatentAttention(SelfAttention):
@@ -67,5 +66,5 @@ class LatentAttention(SelfAttention):
         self.value = nnx.Linear(low, heads * config.value_dim, use_bias=False, rngs=rngs)
         self.key_rotary = nnx.Linear(into, config.rotated_dim, use_bias=False, rngs=rngs)
 
-    def project(self, x: Hidden, context: LayerContext, tap: Tap) -> tuple[Queries, Keys, Values]:
-        return latent_query(self, x, tap, context.rotary), *latent_key_value(self, x, tap, context.rotary)
+    def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
+        return latent_query(self, x, tap, rotary), *latent_key_value(self, x, tap, rotary)

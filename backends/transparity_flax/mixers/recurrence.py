@@ -49,29 +49,22 @@ def first_state(
 class Recurrence(nnx.Module):
     """The linear maps, convolutions and decay of a recurrence."""
 
-    def __init__(self, config: TransformerConfig, normed: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config, bias, heads = config, config.recurrent_bias, config.recurrent_heads
         for name, features in config.convolution_dims.items():
             setattr(self, name, nnx.Linear(config.embed_dim, features, use_bias=bias, rngs=rngs))
-            kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias)
+            kernel = _Convolution(features, config.convolution_width, bias=config.convolution_bias, rngs=rngs)
             setattr(self, f"{name}_convolution", kernel)
         self.decay = nnx.Linear(config.embed_dim, heads, use_bias=bias, rngs=rngs)
         self.dt_bias, self.A_log = nnx.Param(jnp.zeros(heads)), nnx.Param(jnp.zeros(heads))
         self.gate = nnx.Linear(config.embed_dim, config.recurrent_dim, use_bias=bias, rngs=rngs)
-        self.gated_norm = _GatedNorm(normed)
         self.output = nnx.Linear(config.recurrent_dim, config.embed_dim, use_bias=bias, rngs=rngs)
-
-
-class _GatedNorm(nnx.Module):
-    """The gain of a gated norm."""
-
-    def __init__(self, features: int) -> None:
-        self.scale = nnx.Param(jnp.ones(features))
 
 
 class _Convolution(nnx.Module):
     """The weights of `causal_convolution`, and its bias, if any."""
 
-    def __init__(self, features: int, width: int, *, bias: bool) -> None:
-        self.kernel = nnx.Param(jnp.zeros((width, features)))
+    def __init__(self, features: int, width: int, *, bias: bool, rngs: nnx.Rngs) -> None:
+        bound = width**-0.5
+        self.kernel = nnx.Param(jax.random.uniform(rngs.params(), (width, features), minval=-bound, maxval=bound))
         self.bias = nnx.Param(jnp.zeros(features)) if bias else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -45,16 +43,18 @@ def state_space_rule(
     return in_a_row(reads, query.shape[2]), state
 
 
-def gated_group_norm(
-    config: TransformerConfig,
-    module: Any,
-    x: Float[Array, "batch length features"],
-    gate: Float[Array, "batch length features"],
-) -> Float[Array, "batch length features"]:
+class GatedGroupNorm(nnx.Module):
     """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
-    groups = (upcast(x) * jax.nn.silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
-    ones = jnp.ones(groups.shape[-1])
-    return (rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * module.scale[...]).astype(x.dtype)
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_dim))
+
+    def __call__(
+        self, x: Float[Array, "batch length features"], gate: Float[Array, "batch length features"]
+    ) -> Float[Array, "batch length features"]:
+        groups = (upcast(x) * jax.nn.silu(upcast(gate))).reshape(*x.shape[:2], self.config.recurrent_key_heads, -1)
+        normed = rms_norm(groups, jnp.ones(groups.shape[-1]), self.config.norm_eps)
+        return (normed.reshape(x.shape) * self.scale[...]).astype(x.dtype)
 
 
 class StateSpace(Recurrence):
@@ -64,8 +64,9 @@ class StateSpace(Recurrence):
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, config.recurrent_dim, rngs=rngs)
+        super().__init__(config, rngs=rngs)
         self.D = nnx.Param(jnp.ones(config.recurrent_heads))
+        self.gated_norm = GatedGroupNorm(config)
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
@@ -83,5 +84,4 @@ class StateSpace(Recurrence):
         if cache is not None:
             update_state(cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))
-        y = tap("gated_context", gated_group_norm(self.config, self.gated_norm, read, self.gate(x)))
-        return tap("output", self.output(y))
+        return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

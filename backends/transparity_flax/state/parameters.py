@@ -14,6 +14,9 @@ from transparity.errors import ParameterError
 
 State = nnx.State[Any, Any]
 
+HELD = (nnx.Param, nnx.BatchStat)
+"""What the specification names; a model made with `rngs` also has the keys of its dropout."""
+
 NAMES = {
     "kernel": "weight",
     "embedding": "weight",
@@ -49,7 +52,7 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:
     """Parameters of `model` under the specification's names, as NumPy arrays."""
-    return {name: to_numpy(value) for name, value in named(nnx.state(model)).items()}
+    return {name: to_numpy(value) for name, value in named(nnx.state(model, HELD)).items()}
 
 
 def named(state: State) -> dict[str, Any]:
@@ -72,8 +75,8 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variable[Any]]]:
-    """Path, the specification's name, and value of every variable of `model`."""
-    return [(path, _name(path), node) for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)]
+    """Path, the specification's name, and value of every parameter and statistic of `model`."""
+    return [(path, _name(path), node) for path, node in nnx.iter_graph(model) if isinstance(node, HELD)]
 
 
 def _name(path: tuple[Any, ...]) -> str:

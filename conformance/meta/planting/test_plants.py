@@ -57,7 +57,7 @@ def test_a_claim_in_full_catches_a_fault(name: str) -> None:
 
 @pytest.mark.parametrize("column", ["transparity_pytorch", "transparity_flax", "transparity_numpy"])
 def test_a_column_planted_without_a_mistake_is_right(column: str) -> None:
-    with planted(column, "attention", file_path(column, "attention").read_text()) as build:
+    with planted(column, "mixers.attention", file_path(column, "mixers.attention").read_text()) as build:
         assert not caught("attention.weights_sum_to_one", build)
         assert not caught("metamorphic.future_tokens_have_no_effect", build)
 

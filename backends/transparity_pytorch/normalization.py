@@ -80,7 +80,7 @@ class HeadNorm(nn.Module):
     def __init__(self, config: TransformerConfig, features: int) -> None:
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.ones(features))
+        self.weight = _first_gain(config, features)
 
     def forward(self, x: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch features"]:
         return rms_norm(x, gain(self.config, self.weight), self.config.norm_eps)
@@ -92,7 +92,7 @@ class Norm(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.ones(config.embed_dim))
+        self.weight = _first_gain(config, config.embed_dim)
         if config.has_norm_bias:
             self.bias = nn.Parameter(torch.zeros(config.embed_dim))
         self.running_mean: Tensor
@@ -119,3 +119,8 @@ class Norm(nn.Module):
             tap("running_mean", self.running_mean)
             tap("running_var", self.running_var)
         return batch_norm(x, weight, bias, mean, variance, config.norm_eps)
+
+
+def _first_gain(config: TransformerConfig, features: int) -> nn.Parameter:
+    """The weight of a norm whose gain is 1."""
+    return nn.Parameter(torch.full((features,), float(config.norm_gain == "weight")))

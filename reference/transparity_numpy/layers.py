@@ -94,8 +94,6 @@ def layer(
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
-    if config.branches != "sequential":
-        return parallel_layer(config, parameters, x, context, tap, cache)
     add = partial(residual, config, parameters, tap=tap, training=context.training)
     x = add("self_attention", x, lambda x: mix(config, parameters, x, context, tap, cache))
     if context.memory_mask is not None:
@@ -122,11 +120,15 @@ def parallel_layer(
     return tap("output", add_residual(config, add_residual(config, x, y), z))
 
 
+LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
+"""By `config.branches`."""
+
+
 def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
     """Keys and values of a layer's cross-attention, for every later step."""
     if config.memory_norm:
         memory = normalize(config, parameters, "memory_norm", memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory, identity)
+    key, value = project_key_value(config, parameters["cross_attention"], memory)
     return {"key": key, "value": value}
 
 

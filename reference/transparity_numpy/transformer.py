@@ -17,7 +17,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
 from transparity_numpy.inputs.embedding import Source, embed
-from transparity_numpy.layers import layer, normalize
+from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_numpy.normalization import norm
 from transparity_numpy.positions.bias import score_bias
@@ -57,7 +57,7 @@ def stack(
     for i in range(len(parameters.get("layers", {}))):
         layer_config, given = config.for_layer(name, i), contexts[config.layer_kind(name, i)]
         kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-        x = layer(layer_config, parameters["layers"][str(i)], x, given, scope, kept)
+        x = LAYERS[layer_config.branches](layer_config, parameters["layers"][str(i)], x, given, scope, kept)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
     return tap("output", x)

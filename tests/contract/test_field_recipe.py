@@ -34,6 +34,9 @@ FAULTS = (
     "conformance/transparity_conformance/capabilities/faults",
 )
 
+PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts").glob("*.py")))
+"""Files of the contract that say which parameters there are."""
+
 READ_FOR_ALL = ("inputs.py", "training.py")
 """Files of the contract that read a field for every column."""
 
@@ -157,7 +160,7 @@ def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[ob
 @for_each("column", COLUMNS)
 def test_a_column_reads_every_field(column: str, field: str) -> None:
     # NumPy's functions go by the parameters that there are, the frameworks' modules make them.
-    contract = (*READ_FOR_ALL, "parameters.py") if column.endswith("numpy") else READ_FOR_ALL
+    contract = (*READ_FOR_ALL, *PARTS) if column.endswith("numpy") else READ_FOR_ALL
     text = text_of(column) + text_of(CONTRACT, *contract)
     assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
 

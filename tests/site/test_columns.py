@@ -27,7 +27,12 @@ def stems(folder: str) -> set[str]:
 
 
 def test_every_file_that_the_three_columns_have_has_a_page() -> None:
-    assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {"port", "harness", "fast/fast_linear"}
+    assert set(SUBJECTS) == set.intersection(*map(stems, COLUMNS.values())) - {
+        "port",
+        "harness",
+        "fast/fast_linear",
+        "mixers/table",
+    }
 
 
 def bare(node: ast.FunctionDef) -> str:
@@ -77,7 +82,9 @@ def test_rows_have_each_statement_once_in_its_order() -> None:
 
 
 def test_statements_that_correspond_share_a_row() -> None:
-    found = [definitions((ROOT / folder / "attention.py").read_text())["attention"] for folder in COLUMNS.values()]
+    found = [
+        definitions((ROOT / folder / "mixers/attention.py").read_text())["attention"] for folder in COLUMNS.values()
+    ]
     texts = [[statement.text for statement in definition.statements] for definition in found]
     for row in aligned(texts):
         assert None not in row
@@ -103,8 +110,8 @@ def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen
     after = pages()
     columns._definitions.cache_clear()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {column_page("attention"), f"plain {column_page('attention')}"}
-    assert "mT" in after[column_page("attention")]
+    assert changed == {column_page("mixers/attention"), f"plain {column_page('attention')}"}
+    assert "mT" in after[column_page("mixers/attention")]
 
 
 def test_every_tap_has_a_value_on_a_page(seen: dict[LINES, Seen]) -> None:
@@ -123,13 +130,13 @@ def test_a_value_is_what_the_statement_computed(seen: dict[LINES, Seen]) -> None
     mask = np.array([[[[True, True, True, True, False]]]])  # the last token of the source is padding
     assert weights.values["weights"].dtype == np.float64
     np.testing.assert_array_equal(weights.values["weights"], attention_weights(scores.values["scores"], mask, -np.inf))
-    text = (COLUMN / "attention.py").read_text(encoding="utf-8").splitlines()
-    (line,) = (line for (file, line), place in seen.items() if place is weights and file == "attention")
+    text = (COLUMN / "mixers/attention.py").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for (file, line), place in seen.items() if place is weights and file == "mixers/attention")
     assert text[line - 1].lstrip().startswith("weights = tap(")
 
 
 def test_most_statements_that_assign_or_return_have_a_value(seen: dict[LINES, Seen]) -> None:
-    for subject in ("attention", "masks", "positions", "normalization", "layers", "transformer"):
+    for subject in ("mixers/attention", "masks", "rotary/plain", "normalization", "layers", "transformer"):
         text = Path(COLUMN, f"{subject}.py").read_text(encoding="utf-8")
         statements = [part for definition in definitions(text).values() for part in definition.statements]
         asked = {part.begin for part in statements if part.depth and (part.targets or part.returns)}

@@ -1,6 +1,6 @@
 """The plan of tensor parallelism: along which of its axes each parameter is sharded.
 
-One table serves every configuration. The model knows nothing of it.
+It follows from what each part says of its parameters (`transparity.parts`). The model knows nothing of it.
 """
 
 from __future__ import annotations

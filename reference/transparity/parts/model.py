@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-
 from transparity.config import TransformerConfig
 from transparity.parts.inputs import embedding
 from transparity.parts.layer import layer
 from transparity.parts.part import NOTHING, Cut, Part, joined, linear, norm, tapped
 
-MODELS = 64
-"""Configurations of which the parts are kept."""
 
-
-@functools.lru_cache(maxsize=MODELS)
 def model(config: TransformerConfig) -> Part:
-    """Return every parameter and tap of `config`."""
-    lengths = {config.input_stack(name): name for name in config.input_names}
-    return joined(*(stack(config, name, lengths[name]).under(name) for name in config.stacks), head(config))
+    """Return every parameter and tap of `config`, which keeps them: a cache by its value would read every field."""
+    kept = vars(config)
+    if "_parts" not in kept:
+        lengths = {config.input_stack(name): name for name in config.input_names}
+        stacks = (stack(config, name, lengths[name]).under(name) for name in config.stacks)
+        kept["_parts"] = joined(*stacks, head(config))
+    found: Part = kept["_parts"]
+    return found
 
 
 def stack(config: TransformerConfig, name: str, length: str) -> Part:

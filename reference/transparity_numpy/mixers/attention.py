@@ -122,7 +122,11 @@ def normalize_and_rotate(
 
 
 def project_query(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap, rotary: RotaryTables | None = None
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> Queries:
     """Query of every head."""
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
@@ -130,7 +134,11 @@ def project_query(
 
 
 def project_key_value(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Memory, tap: Tap, rotary: RotaryTables | None = None
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Memory,
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> tuple[Keys, Values]:
     """Key and value of every head."""
     heads, projection = config.key_value_heads, config.projection

@@ -40,7 +40,11 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTa
 
 
 def latent_query(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap, rotary: RotaryTables | None = None
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> Queries:
     """Query of every head, of a latent if `q_lora_rank` is set."""
     x = latent(config, parameters, "query", x, tap) if config.q_lora_rank else x
@@ -49,7 +53,11 @@ def latent_query(
 
 
 def latent_key_value(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Memory, tap: Tap, rotary: RotaryTables | None = None
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Memory,
+    tap: Tap = identity,
+    rotary: RotaryTables | None = None,
 ) -> tuple[Keys, Values]:
     """Key and value of every head, of a latent; all heads share the rotated features of the key."""
     low = latent(config, parameters, "key_value", x, tap)

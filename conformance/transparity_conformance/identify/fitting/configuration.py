@@ -268,6 +268,8 @@ def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) ->
     for fields in pooling_fields(tokens, size, has_mask=has_mask):
         config = found.config(**fields)
         pooled = (pooled_states(config, each, call.inputs) for each, call in zip(states, calls, strict=True))
-        if all(is_same(head(config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)):
+        if all(
+            is_same(HEADS[config.head](config, tree, x), call.output) for x, call in zip(pooled, calls, strict=True)
+        ):
             found.take(fields)
             return

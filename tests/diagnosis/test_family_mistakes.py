@@ -227,7 +227,7 @@ class BeginsAgain(numpy_column.NumpyForward):
         with (
             patch("transparity_numpy.transformer.rotary_tables", begins_again(rotary_tables, 1)),
             patch("transparity_numpy.transformer.score_bias", begins_again(score_bias, 2)),
-            patch("transparity_numpy.transformer.embed", begins_again(embed, 3)),
+            patch("transparity_numpy.transformer.embed", begins_again(embed, 4)),
         ):
             return super().step(*given, **named)
 

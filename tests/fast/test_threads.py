@@ -56,7 +56,7 @@ for case in ("translation", "notes-lm"):
 
 tokens = {"tokens": np.arange(12).reshape(4, 3)}
 
-def square(tokens, out):
+def square(tokens):
     assert threads.threads() == 1
     return tokens**2
 

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Inexact, Int
 from numpy import ndarray as Array
 
 Hidden = Inexact[Array, "batch length embed_dim"]
-Memory = Inexact[Array, "batch keys embed_dim"]
+Memory = Inexact[Array, "batch memory embed_dim"]
 Vectors = Inexact[Array, "*batch embed_dim"]
 Features = Inexact[Array, "*batch features"]
 

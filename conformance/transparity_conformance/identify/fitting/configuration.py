@@ -27,6 +27,7 @@ from transparity_conformance.identify.fitting.values.norms import Norm, eps_besi
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
+from transparity_numpy.heads.table import HEADS
 
 FEW = 3
 """Digits up to which another multiplier may as well have been chosen."""

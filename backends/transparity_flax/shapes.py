@@ -6,7 +6,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 Hidden = Float[Array, "batch length embed_dim"]
-Memory = Float[Array, "batch keys embed_dim"]
+Memory = Float[Array, "batch memory embed_dim"]
 Vectors = Float[Array, "*batch embed_dim"]
 Features = Float[Array, "*batch features"]
 Weight = Float[Array, " embed_dim"]

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Hidden = Float[Tensor, "batch length embed_dim"]
-Memory = Float[Tensor, "batch keys embed_dim"]
+Memory = Float[Tensor, "batch memory embed_dim"]
 Vectors = Float[Tensor, "*batch embed_dim"]
 Features = Float[Tensor, "*batch features"]
 

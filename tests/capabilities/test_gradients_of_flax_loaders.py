@@ -36,18 +36,22 @@ class Port(nnx.Module):
             ]
         )
         for layer in range(2):
-            del inner.decoder.layers[layer].self_attention.query.kernel
+            del self._query(layer).kernel
+
+    def _query(self, layer: int) -> Any:
+        found: Any = self.inner.decoder.layers[layer]
+        return found.self_attention.query
 
     def _kernel(self, layer: int) -> Any:
-        return self.inner.decoder.layers[layer].self_attention.query.kernel
+        return self._query(layer).kernel
 
     def __call__(self, tokens: Any) -> Any:
         for layer, query in enumerate(self.queries):
             flat = self.change(query[...].reshape(query.shape[0], -1))
-            self.inner.decoder.layers[layer].self_attention.query.kernel = nnx.Param(flat)
+            self._query(layer).kernel = nnx.Param(flat)
         logits = self.inner(tokens=tokens)
         for layer in range(2):
-            del self.inner.decoder.layers[layer].self_attention.query.kernel
+            del self._query(layer).kernel
         return logits
 
 

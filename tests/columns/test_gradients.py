@@ -98,7 +98,7 @@ def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, comp
     import torch
 
     from transparity_pytorch.port import build, tensor
-    from transparity_pytorch.state.parameters import own, to_numpy
+    from transparity_pytorch.state.parameters import to_numpy
     from transparity_pytorch.training.loss import cross_entropy
 
     config = dataclasses.replace(RECURRENT[mixer], max_length=70)
@@ -112,7 +112,9 @@ def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, comp
         return cross_entropy(model(**inputs), targets, config.pad_id)
 
     loss(**given).backward()
-    actual = ours.along({name: to_numpy(value.grad) for name, value in own(model).items() if value.grad is not None})
+    actual = ours.along(
+        {name: to_numpy(value.grad) for name, value in model.named_parameters() if value.grad is not None}
+    )
     assert sorted(actual) == sorted(ours.expected)
     for name, expected in ours.expected.items():
         assert share(difference(actual[name], expected), ours.budget(name, "float64")) <= 1, name

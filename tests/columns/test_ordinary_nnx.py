@@ -79,7 +79,7 @@ def test_a_new_model_learns_by_nnx_and_optax(name: str) -> None:
     def loss_of(model: Any, *given: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(model(*given), given[-1]).mean()
 
-    @nnx.jit
+    @nnx.jit  # type: ignore[untyped-decorator]
     def step(model: Any, optimizer: Any, *given: Any) -> tuple[Any, Any]:
         loss, gradients = nnx.value_and_grad(loss_of)(model, *given)
         optimizer.update(model, gradients)

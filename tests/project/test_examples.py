@@ -18,6 +18,7 @@ from examples.textbook.attention_is_all_you_need_pytorch import Transformer
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
+from transparity_pytorch.transformer import Transformer as Column
 
 SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers": 1}
 STEPS = 12
@@ -160,5 +161,5 @@ def test_the_exit_code_says_whether_enough_is_right(
 
 def test_the_column_learns_in_a_loop_of_plain_pytorch() -> None:
     torch.manual_seed(0)
-    losses = character_loop.learn(character_loop.Transformer(character_loop.LLAMA), 12)
+    losses = character_loop.learn(Column(character_loop.LLAMA), 12)
     assert losses[-1] < losses[0]

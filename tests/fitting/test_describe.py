@@ -30,7 +30,7 @@ def test_every_field_has_a_meaning_and_values() -> None:
 def test_the_fields_are_shown_with_their_values_and_defaults() -> None:
     shown = CliRunner().invoke(app, ["describe", "--fields"]).stdout
     shown = " ".join(shown.split())
-    assert "norm_position: pre, post, both, branch (default: post)" in shown
+    assert "norm_position: pre, post, sandwich, post-branch (default: post)" in shown
     assert "x + norm(f(norm(x))) (Gemma 2)" in shown
 
 

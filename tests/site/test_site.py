@@ -44,7 +44,7 @@ def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
 def test_a_link_leads_to_the_same_place_from_the_site() -> None:
     text = site_text("README.md", written_pages())
     assert "](reading-guide.md)" in text
-    assert "](columns/attention.md)" in site_text("docs/reading-guide.md", written_pages())
+    assert "](columns/mixers-attention.md)" in site_text("docs/reading-guide.md", written_pages())
     assert "](LICENSE)" not in text and f"]({pages.SOURCES}/LICENSE)" in text
     assert "](../faults.md)" in site_text("docs/causes/norm-eps.md", written_pages())
     assert {"docs/three-columns.svg", "docs/answer.svg", "docs/logo.svg"} <= linked_files("README.md")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity.errors import InputError
+from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.dropout import dropped
 from transparity_flax.heads.pooled import pool
@@ -222,7 +221,7 @@ class Transformer(nnx.Module):
         tap: Tap = identity,
     ) -> Output:
         config = self.config
-        given = _by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
+        given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
         if config.dropout and not self.dropout.deterministic:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
@@ -241,15 +240,3 @@ class Transformer(nnx.Module):
         if config.is_pooled:
             x = tap("pooled", pool(config, x, is_token, given.get("tokens", given.get("target"))))
         return tap("logits", head(config, self, x))
-
-
-def _by_name(
-    config: TransformerConfig, inputs: tuple[Array, ...], named: Mapping[str, Array | None]
-) -> dict[str, Array]:
-    """The inputs by name, given in order, by name, or some of each."""
-    by_name = {name: value for name, value in named.items() if value is not None}
-    given = dict(zip(config.input_names, inputs, strict=False)) | by_name
-    if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
-        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
-        raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
-    return given

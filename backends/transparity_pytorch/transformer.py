@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity.errors import InputError
+from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.dropout import dropped
 from transparity_pytorch.heads.pooled import pool
@@ -213,7 +211,7 @@ class Transformer(nn.Module):
         tap: Tap = identity,
     ) -> Output:
         config = self.config
-        given = _by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
+        given = inputs_by_name(config, inputs, {"source": source, "target": target, "tokens": tokens, "pixels": pixels})
         if self.dropout.training and config.dropout:
             tap = chained(dropped(config.dropout_at, self.dropout), tap)
         kind: MaskKind | None = "full" if config.pad_id is None and attention_mask is None else None
@@ -231,17 +229,5 @@ class Transformer(nn.Module):
             is_token, scope = visible_keys(given["tokens"], config.pad_id, attention_mask), scoped(tap, "decoder")
             x = self.decoder(given["tokens"], is_token, scope)
         if config.is_pooled:
-            x = tap("pooled", pool(config, x, is_token, given[config.input_names[-1]]))
+            x = tap("pooled", pool(config, x, is_token, given.get("tokens", given.get("target"))))
         return tap("logits", head(config, self, x))
-
-
-def _by_name(
-    config: TransformerConfig, inputs: tuple[Tensor, ...], named: Mapping[str, Tensor | None]
-) -> dict[str, Tensor]:
-    """The inputs by name, given in order, by name, or some of each."""
-    by_name = {name: value for name, value in named.items() if value is not None}
-    given = dict(zip(config.input_names, inputs, strict=False)) | by_name
-    if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
-        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
-        raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
-    return given

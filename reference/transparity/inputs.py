@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from transparity.limits.memory import check_fits
 from transparity.taps import lengths_of, logits_shape
 from transparity.text import listed
 from transparity.training import dropout_shapes
+
+T = TypeVar("T")
 
 
 class InputForm(NamedTuple):
@@ -65,6 +67,19 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
         raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
     shape = checked[config.input_names[0]].shape
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
+
+
+def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the inputs of a model by name, of which some are given by position.
+
+    Raises `InputError` unless each input of `config` is given once.
+    """
+    by_name = {name: value for name, value in named.items() if value is not None}
+    given = dict(zip(config.input_names, inputs, strict=False)) | by_name
+    if set(given) != set(config.input_names) or len(given) != len(inputs) + len(by_name):
+        passed = f"{len(inputs)} inputs by position and {', '.join(by_name) or 'none'} by name were given"
+        raise InputError(f"The model takes {' and '.join(config.input_names)}; {passed}.")
+    return given
 
 
 def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:

@@ -79,8 +79,8 @@ WITHOUT_TWIN = {
         "arithmetic.functional",
         "fast.threads",
     },  # the frameworks' functions that NumPy lacks; one batch over several threads
-    # names and orientations of the framework; kernels recorded for a GPU; larger products
-    "pytorch": {"state.parameters", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
+    # names and orientations of the framework; recurrences by chunks; kernels recorded for a GPU; larger products
+    "pytorch": {"state.parameters", "mixers.chunks", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
     # the same; a key of compiled programs; one batch over several devices
     "flax": {"state.parameters", "mixers.chunks", "fast.structure", "fast.sharding", *SHARDED},
 }
@@ -88,13 +88,12 @@ WITHOUT_TWIN = {
 
 MODULES = {
     "mixers.attention": {"attention_projections"},
-    "mixers.recurrence": {"recurrence", "chunk_decays"},
+    "mixers.recurrence": {"recurrence"},
     "state.context": {"mask"},
     "arithmetic.dropout": {"dropped"},
 }
-"""Names that only the frameworks have: the parameters that parts share, a chunk of a recurrence, a mask with its kind,
-dropout that draws its own masks;
-and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""
+"""Names that only the frameworks have: the parameters that parts share, a mask with its kind, dropout that draws its
+own masks; and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""
 
 
 MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}

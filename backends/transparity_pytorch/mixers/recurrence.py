@@ -13,9 +13,6 @@ from transparity_pytorch.shapes import Features, Hidden
 from transparity_pytorch.state.cache import Cache, held_tokens
 from transparity_pytorch.state.context import LayerContext
 
-CHUNK = 64
-"""Tokens per chunk; the state is computed once per chunk."""
-
 
 class Recurrence(nn.Module):
     """The projections and convolutions of a recurrence, and the rate at which its state decays."""
@@ -66,12 +63,3 @@ def first_state(
     """Zeros, or with a `cache` the state there."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if cache is None else cache["state"]
-
-
-def chunk_decays(
-    log_decay: Float[Tensor, "batch heads length"],
-) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """The shares of the state that stay from each position of a chunk to each later one, and from its beginning."""
-    # Sums from each position on: differences of sums from the beginning would lose digits.
-    onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
-    return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]

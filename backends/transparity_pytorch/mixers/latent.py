@@ -55,14 +55,15 @@ class LatentAttention(SelfAttention):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        heads, into, low, bias = config.num_heads, config.embed_dim, config.kv_lora_rank or 0, config.qkv_bias
-        self.query = nn.Linear(config.q_lora_rank or into, config.attention_dim, bias=bias)
-        self.key = nn.Linear(low, heads * config.projected_key_dim, bias=bias and config.key_bias)
-        self.value = nn.Linear(low, heads * config.value_dim, bias=bias)
-        for name, rank in (("query", config.q_lora_rank), ("key_value", low)):
-            if rank:
-                self.add_module(f"{name}_latent", nn.Linear(into, rank, bias=False))
-                self.add_module(f"{name}_latent_norm", HeadNorm(config, rank))
+        into, low, heads = config.embed_dim, config.kv_lora_rank or 0, config.num_heads
+        if rank := config.q_lora_rank:
+            self.query_latent = nn.Linear(into, rank, bias=False)
+            self.query_latent_norm = HeadNorm(config, rank)
+            self.query = nn.Linear(rank, config.attention_dim, bias=False)
+        self.key_value_latent = nn.Linear(into, low, bias=False)
+        self.key_value_latent_norm = HeadNorm(config, low)
+        self.key = nn.Linear(low, heads * config.projected_key_dim, bias=False)
+        self.value = nn.Linear(low, heads * config.value_dim, bias=False)
         self.key_rotary = nn.Linear(into, config.rotated_dim, bias=False)
 
     def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:

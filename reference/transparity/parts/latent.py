@@ -6,6 +6,9 @@ from transparity.config import TransformerConfig
 from transparity.parts.attention import head_taps
 from transparity.parts.part import NOTHING, Cut, Part, TapShapes, joined, linear, tapped, vector
 
+LATENTS = {"query": "query_latent", "key": "key_value_latent"}
+"""The latent that a projection reads; it is tapped before the projection."""
+
 
 def latent(config: TransformerConfig, length: str) -> Part:
     """Return attention whose queries, keys and values are projected from a few features."""
@@ -24,7 +27,7 @@ def latent(config: TransformerConfig, length: str) -> Part:
     )
     taps: TapShapes = {}
     for name, shape in head_taps(config, length, length, rotated=True).items():
-        if name in ("query", "key") and (low := {"query": "query", "key": "key_value"}[name] + "_latent") in part.taps:
+        if (low := LATENTS.get(name)) in part.taps:
             taps[low] = part.taps[low]
         taps[name] = shape
     whole = Cut(why_whole="latent attention is not distributed yet")

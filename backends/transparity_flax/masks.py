@@ -47,8 +47,8 @@ def visible_queries(is_token: IsToken, positions: Positions) -> Bool[Array, "bat
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunked`, those of another piece
-    of so many positions (Llama 4)."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
+    of `window` positions (Llama 4)."""
     if kind == "chunked":
         return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
     return (jnp.abs(distances(positions, keys)) < window)[:, None]

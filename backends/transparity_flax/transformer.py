@@ -117,7 +117,7 @@ class Decoder(Stack):
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
         valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
-        reader: What embeds the encoder's tokens, where the embedding is shared.
+        reader: The module that embeds the tokens, if the encoder owns it.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
@@ -159,7 +159,7 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Array, IsToken]:
-    """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
+    """Return the input of a lone encoder, and True for its tokens that are not padding. Images have no padding."""
     if pixels is not None:
         return pixels, jnp.ones((len(pixels), config.max_length), bool)
     assert tokens is not None
@@ -200,7 +200,7 @@ class Transformer(nnx.Module):
 
     @property
     def reader(self) -> Any:
-        """What embeds the tokens of the last stack, which is the encoder's where the embedding is shared."""
+        """The module that embeds the tokens of the last stack. It is the encoder's if the embedding is shared."""
         is_last = self.config.has_decoder and not self.config.shared_embedding
         return (self.decoder if is_last else self.encoder).input
 

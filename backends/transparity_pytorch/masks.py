@@ -52,8 +52,8 @@ def visible_queries(
 def window_mask(
     positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Tensor, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunked`, those of another piece
-    of so many positions (Llama 4)."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
+    of `window` positions (Llama 4)."""
     if kind == "chunked":
         return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
     return (distances(positions, keys).abs() < window)[:, None]

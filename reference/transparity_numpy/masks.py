@@ -52,8 +52,8 @@ def visible_queries(
 def window_mask(
     positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
 ) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1), or, with `chunked`, those of another piece
-    of so many positions (Llama 4)."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
+    of `window` positions (Llama 4)."""
     if kind == "chunked":
         return (np.arange(keys) // window == positions[..., None] // window)[:, None]
     return (np.abs(distances(positions, keys)) < window)[:, None]

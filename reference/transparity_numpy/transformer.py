@@ -131,7 +131,7 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Any, IsToken]:
-    """What a lone encoder reads, and where it is visible: tokens, or pixels, of which all patches are."""
+    """Return the input of a lone encoder, and True for its tokens that are not padding. Images have no padding."""
     if pixels is not None:
         return pixels, np.ones((len(pixels), config.max_length), bool)
     assert tokens is not None

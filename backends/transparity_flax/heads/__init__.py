@@ -1,1 +1,1 @@
-"""What a model returns: logits, hidden states, a pooled state or classes; the table chooses."""
+"""The outputs of a model: logits, hidden states, a pooled state or classes. A table chooses the output."""

@@ -1,1 +1,1 @@
-"""What a stack reads: tokens, patches of images or frames of audio; the table chooses."""
+"""The inputs of a stack: tokens, patches of images or frames of audio. A table chooses the embedding."""

@@ -20,7 +20,7 @@ from transparity_flax.positions.sinusoidal import sinusoidal_positions
 from transparity_flax.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
 
 Source = TokenIds | Pixels | Frames
-"""What a stack reads."""
+"""The input of a stack."""
 
 INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": EmbedPatches, "frames": EmbedFrames}
 """By `config.input_kind(stack)`."""
@@ -44,7 +44,7 @@ def embed(
         module: The stack.
         positions: Positions of the tokens, below `is_token.shape[1]`.
         is_token: True for tokens that are not padding, among all up to the last position.
-        reader: What embeds the tokens, where the stack shares another's.
+        reader: The module that embeds the tokens, if another stack owns it.
     """
     config = config.for_stack(stack)
     check_length(config, positions.shape[1])

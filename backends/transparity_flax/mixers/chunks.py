@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float
 
 CHUNK = 64
-"""Positions that the state is not computed between."""
+"""Tokens per chunk; the state is computed once per chunk."""
 
 
 def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
@@ -27,7 +27,7 @@ def in_a_row(
 def chunk_decays(
     log_decay: Float[Array, "batch heads length"],
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
-    # Sums from each position on: differences of sums from the begin on would lose digits.
+    """The shares of the state that stay from each position of a chunk to each later one, and from its beginning."""
+    # Sums from each position on: differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

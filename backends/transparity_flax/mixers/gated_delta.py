@@ -38,9 +38,9 @@ def gated_delta_rule(
     beta: Float[Array, "batch heads length"],
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
-    q S / √head_dim (Yang et al. 2025, eq. 10). Chunk by chunk: the changes that a chunk's tokens make depend only on
-    those of earlier ones, so they are the solution of a triangular system."""
+    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then the query reads q S / √head_dim (Yang et al. 2025, eq. 10).
+    Return the reads and the last state. Chunk by chunk (§3.3 there): each change depends only on earlier changes, so
+    the changes of a chunk solve a triangular system."""
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b = given

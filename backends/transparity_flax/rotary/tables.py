@@ -52,8 +52,6 @@ def _tables(
     config: TransformerConfig, keys: int, dtype: jnp.dtype, *, beyond: bool = False
 ) -> tuple[Float[Array, "keys pairs"], Float[Array, "keys pairs"]]:
     """The tables of the positions 0 … `keys` − 1."""
-    angles, factor = (
-        np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond),
-        config.rotary_attention_factor,
-    )
+    angles = np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond)
+    factor = config.rotary_attention_factor
     return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)

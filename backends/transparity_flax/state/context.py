@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from transparity_flax.shapes import Lengths, MaskArray, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
-"""What the configuration alone tells of a mask: it hides the future, it hides nothing, or every query sees some key. A
-compiler needs it, because it has no values."""
+"""The content of a mask, as far as the configuration determines it: the future is hidden, nothing is hidden, or every
+query sees some key. A compiler has no values to read it from."""
 
 
 class Mask(NamedTuple):
-    """A mask, and what is known of it before it has values. NumPy has the array alone."""
+    """A mask and its kind. NumPy has only the array."""
 
     array: MaskArray
     kind: MaskKind | None = None

@@ -15,7 +15,7 @@ from transparity.errors import ParameterError
 State = nnx.State[Any, Any]
 
 HELD = (nnx.Param, nnx.BatchStat)
-"""What the specification names; a model made with `rngs` also has the keys of its dropout."""
+"""The variables that the specification names. A model made with `rngs` also has the keys of its dropout."""
 
 NAMES = {
     "kernel": "weight",

@@ -19,7 +19,7 @@ from transparity_pytorch.positions.sinusoidal import sinusoidal_positions
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
 
 Source = TokenIds | Pixels | Frames
-"""What a stack reads."""
+"""The input of a stack."""
 
 INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidden]]] = {
     "tokens": (token_parts, embed_tokens),

@@ -37,9 +37,9 @@ def gated_delta_rule(
     beta: Float[Tensor, "batch heads length"],
     state: Float[Tensor, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
-    q S / √head_dim (Yang et al. 2025, eq. 10). Chunk by chunk (§3.3 there): the change that a token makes depends only
-    on earlier ones, so the changes of a chunk solve a triangular system."""
+    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then the query reads q S / √head_dim (Yang et al. 2025, eq. 10).
+    Return the reads and the last state. Chunk by chunk (§3.3 there): each change depends only on earlier changes, so
+    the changes of a chunk solve a triangular system."""
     reads, query = [], query * query.shape[-1] ** -0.5
     for q, k, v, g, b in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay, beta)), strict=True):
         (between, begun), strength = chunk_decays(g), b[..., None]

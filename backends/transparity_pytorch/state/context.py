@@ -10,8 +10,8 @@ from torch import Tensor
 from transparity_pytorch.shapes import Lengths, MaskArray, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
-"""What the configuration alone tells about a mask: it hides the future, it hides nothing, or every query sees some key.
-A compiler needs it, because it has no values."""
+"""The content of a mask, as far as the configuration determines it: the future is hidden, nothing is hidden, or every
+query sees some key. A compiler has no values to read it from."""
 
 
 class Mask(NamedTuple):

@@ -1,1 +1,1 @@
-"""What each part of a model is made of: its parameters, its taps, and along which axes it may be distributed."""
+"""The parts of a model: each says its parameters, its taps, and the axes along which it may be distributed."""

@@ -20,7 +20,7 @@ class Cut(NamedTuple):
     heads: int | None = None
     """Heads along the axis; None: single features."""
     of: str = "heads"
-    """What they are heads of, for messages."""
+    """The noun for the heads in messages."""
     why_whole: str | None = None
     """The reason if this configuration does not allow what the part allows."""
 
@@ -39,7 +39,7 @@ class Part(NamedTuple):
     taps: TapShapes
     """An axis is a number, `batch`, or an input, for its positions."""
     cuts: dict[str, Cut]
-    """Of parameters; a parameter without an entry stays whole."""
+    """The cuts of parameters; a parameter without an entry stays whole."""
 
     def under(self, scope: str) -> Part:
         """Return this part with `scope` before every name."""

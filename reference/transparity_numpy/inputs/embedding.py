@@ -19,7 +19,7 @@ from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 from transparity_numpy.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
 
 Source = TokenIds | Pixels | Frames
-"""What a stack reads."""
+"""The input of a stack."""
 
 INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
 """By `config.input_kind(stack)`."""

@@ -1,1 +1,1 @@
-"""What mixes positions in a layer: attention, and a file for each variant; the table chooses."""
+"""The mixers of positions in a layer: attention, and a file for each variant. A table chooses the mixer."""

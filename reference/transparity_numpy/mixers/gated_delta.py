@@ -40,8 +40,8 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """What each query reads from the state, and the last state: S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then
-    q S / √head_dim (Yang et al. 2025, eq. 10). One position after the other."""
+    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then the query reads q S / √head_dim (Yang et al. 2025, eq. 10).
+    Return the reads and the last state. One position after the other."""
     read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, beta, state))
     scale = query.real.dtype.type(query.shape[-1] ** -0.5)
     for i in range(query.shape[2]):

@@ -1,4 +1,4 @@
-"""What recurrences share: a state, which each token decays, writes to and reads, in place of self-attention."""
+"""Functions that recurrences share. Each token decays, writes to and reads a state; this replaces self-attention."""
 
 from __future__ import annotations
 

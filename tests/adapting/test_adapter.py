@@ -52,7 +52,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
     [
         ({QUERY: "?"}, "does not say which tensor is decoder.layers.{i}.self_attention.query.weight: write it"),
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 numbers; expected 576"),
-        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has, too"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has too"),
         ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is no tensor of the port"),
         ({QUERY: ""}, "is not 0 in this model; choose a configuration without it"),
         ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is no parameter of this model"),

@@ -62,7 +62,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
         pids = {process.process.pid for process in (*group.processes, *alone)}
         with pytest.raises(PortProcessError) as raised:
             check(build, "notes-lm")
-    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered) and all were stopped;"
+    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered) and all were stopped."
     assert str(raised.value).startswith(said)
     assert children_of(pids) == []
 

@@ -59,11 +59,11 @@ POOLS = {
 is printed if it is not empty, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`."""
 
 TRIALS: list[Trial] = []
-"""The trials to run; worker processes inherit them and are sent an index."""
+"""The trials to run; worker processes inherit them and receive an index."""
 
 
 def answers(jobs: int) -> Iterator[dict[str, Any]]:
-    """The answer to every one of `TRIALS`, in order."""
+    """Yield the answer to every one of `TRIALS`, in order."""
     if jobs == 1:
         yield from map(_run, range(len(TRIALS)))
         return
@@ -84,7 +84,7 @@ def line_of(trial: Trial, answer: dict[str, Any]) -> str:
 
 
 def table(title: str, shares: Sequence[Share]) -> Table:
-    """One row for each measure."""
+    """Return one row for each measure."""
     shown = Table("measure", "right", "of", "share", "wanted", title=title)
     for each in shares:
         share = f"[{'green' if each.is_reached else 'red'}]{each.right / max(each.of, 1):.1%}"
@@ -110,7 +110,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print what a pool says of each and the shares; 1 if one is below its target."""
+    """Run the trials, print each pool's lines and the shares; return 1 if a share is below its target."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)

@@ -14,7 +14,7 @@ from meta.independent.model import Cache, Model, tokens
 
 
 class Beam(NamedTuple):
-    """A continuation: its log probability, the tokens added, and the ids; `seen` are those in its cache."""
+    """A continuation: its log probability, the tokens added, and the ids; `seen` are the ids in its cache."""
 
     score: float
     added: int
@@ -24,7 +24,7 @@ class Beam(NamedTuple):
 
 
 class Port(Model):
-    """The model, with everything that can be offered besides its forward pass."""
+    """The model, with everything that a port can offer in addition to its forward pass."""
 
     def logits(self, **inputs: Any) -> Tensor:
         return self.run(**{name: tokens(value) for name, value in inputs.items() if value is not None})
@@ -60,7 +60,7 @@ class Port(Model):
     def step(
         self, ids: Any, cache: Any = None, *, source: Any = None, attention_mask: Any = None
     ) -> tuple[Tensor, Cache]:
-        """Logits of the next tokens; the cache is a new one each time, and the old one stays as it was."""
+        """Return the logits of the next tokens, and a new cache; the old one stays unchanged."""
         with torch.no_grad():
             ids = tokens(ids)
             mask = None if attention_mask is None else tokens(attention_mask)
@@ -140,7 +140,7 @@ class Port(Model):
         return bool(ended.all())
 
     def result(self, ids: Tensor, begin: Tensor, prompt: int) -> Tensor:
-        """The tokens returned, of rows that begin to be new at `begin` after a prompt of so many tokens."""
+        """Return the tokens, of rows whose new part starts at `begin`, after a prompt of `prompt` tokens."""
         return ids
 
     def choose(self, logits: Tensor, uniforms: Any, sampling: Any) -> Tensor:
@@ -209,7 +209,7 @@ class Port(Model):
         return self.reordered(found[:beams], alive)
 
     def continuations(self, beam: Beam, source: Any) -> list[Beam]:
-        """A beam with every token behind it; one that has ended stays as it is."""
+        """Return a beam followed by every token; a finished one stays unchanged."""
         if beam.ended:
             return self.stay(beam)
         logits = self.next_logits(torch.tensor([beam.seen]), torch.tensor([len(beam.seen)]), source)
@@ -227,7 +227,7 @@ class Port(Model):
         return logits.log_softmax(-1)
 
     def reordered(self, kept: list[Beam], alive: list[Beam]) -> list[Beam]:
-        """The beams that go on, each with the cache of the one that it continues."""
+        """Return the continued beams, each with the cache of its predecessor."""
         return kept
 
     def rank(self, beam: Beam, penalty: float, *, last: bool = False) -> float:
@@ -290,13 +290,13 @@ class Port(Model):
 
 
 def as_numpy(value: Tensor) -> np.ndarray:
-    """NumPy has no bfloat16."""
+    """Return an array, widened because NumPy has no bfloat16."""
     found: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found
 
 
 def build_with(*parts: type, base: type[Model] = Model, taps: bool = False) -> Callable[..., Any]:
-    """`build(config, parameters, dtype)` of the port whose class has `parts` in front of `base`."""
+    """Return `build(config, parameters, dtype)` of the port whose class has `parts` before `base`."""
     made = type("Built", (*parts, base), {"taps": taps})
 
     def build(config: Any, parameters: Any, dtype: str = "float32") -> Any:

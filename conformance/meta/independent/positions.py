@@ -21,7 +21,7 @@ def sinusoids(c: Any, length: int) -> Tensor:
 
 
 def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
-    """Angle per position of each pair of features, scaled; `length` is that of the sequence, for LongRoPE."""
+    """Return the scaled angle per position of each pair of features; `length` is the sequence's, for LongRoPE."""
     width = c.rotary_dim or head_dim
     plain = 1.0 / c.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     if c.rotary_scaling == "none":
@@ -43,7 +43,7 @@ def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
 
 
 def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
-    """As in the code of YaRN's authors: a ramp over the pairs between those with so many turns."""
+    """Scale as the code of YaRN's authors: a ramp over the pairs between two numbers of turns."""
 
     def pair_with(turns: float) -> float:
         return width * math.log(c.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))

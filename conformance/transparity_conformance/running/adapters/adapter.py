@@ -148,7 +148,7 @@ class _Filling:
             missing = int((~self.written[name]).sum())
             raise AdapterError(
                 f"The adapter has no line for {missing:,} of the {self.values[name].size:,} numbers of the port's "
-                f"{shown(name)}; add one under [parameters], or list the tensor under zero or unused."
+                f"{shown(name)}. Add one under [parameters], or list the tensor under zero or unused."
             )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sinusoids(c: Any, length: int) -> Tensor:
-    """The table (length, embed_dim) in float64; neighbours or halves share an angle."""
+    """Return the table (length, embed_dim) in float64; neighbours or halves share an angle."""
     last = c.embed_dim if c.sinusoidal_timescales == "exclusive" else c.embed_dim - 2
     exponent = torch.arange(0, c.embed_dim, 2, dtype=torch.float64) / last
     angles = torch.arange(length, dtype=torch.float64)[:, None] * c.rope_theta**-exponent
@@ -58,7 +58,8 @@ def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, factor: float = 1.0) -> Tensor:
-    """`x` (batch, heads, length, head_dim), rotated and times `factor`; features beyond the rotated ones are kept."""
+    """Return `x` (batch, heads, length, head_dim) rotated and times `factor`; features beyond the rotated ones are
+    kept."""
     angles = positions[..., None].double() * frequencies
     cosine, sine = factor * angles.cos(), factor * angles.sin()
     cosine, sine = cosine.to(x.dtype)[:, None], sine.to(x.dtype)[:, None]
@@ -74,7 +75,7 @@ def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, facto
 
 
 def bucket(distance: Tensor, buckets: int, farthest: int, *, both: bool) -> Tensor:
-    """T5's bucket of key − query."""
+    """Return T5's bucket of key − query."""
     found = torch.zeros_like(distance)
     if both:
         buckets //= 2
@@ -89,7 +90,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int, *, both: bool) -> Tens
 
 
 def slopes(heads: int) -> list[float]:
-    """ALiBi's slope of each head."""
+    """Return ALiBi's slope of each head."""
     power = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     more = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]

@@ -200,7 +200,7 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias in an additive mask: a value that it is made from, and equals where nothing is masked."""
+    """Return the bias in an additive mask: a value from which the mask is made, equal to it where nothing is masked."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

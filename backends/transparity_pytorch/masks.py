@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transparity.config import TargetMask, WindowKind
-from transparity_pytorch.positions.relative import distances
+from transparity.config import TargetMask
 
 
 def visible_keys(
@@ -47,13 +46,3 @@ def visible_queries(
 ) -> Bool[Tensor, "batch queries"]:
     """The queries at `positions` that are no padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
-
-
-def window_mask(
-    positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
-) -> Bool[Tensor, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
-    if kind == "chunked":
-        return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
-    return (distances(positions, keys).abs() < window)[:, None]

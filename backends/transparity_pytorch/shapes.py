@@ -9,6 +9,7 @@ Hidden = Float[Tensor, "batch length embed_dim"]
 Memory = Float[Tensor, "batch memory embed_dim"]
 Vectors = Float[Tensor, "*batch embed_dim"]
 Features = Float[Tensor, "*batch features"]
+Weight = Float[Tensor, " embed_dim"]
 
 Queries = Float[Tensor, "batch heads queries head_dim"]
 Keys = Float[Tensor, "batch key_heads keys head_dim"]

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Inexact, Int
 from numpy import ndarray as Array
 
-from transparity.config import TargetMask, WindowKind
-from transparity_numpy.positions.relative import distances
+from transparity.config import TargetMask
 
 
 def visible_keys(
@@ -47,13 +46,3 @@ def visible_queries(
 ) -> Bool[Array, "batch queries"]:
     """The queries at `positions` that are no padding."""
     return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def window_mask(
-    positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
-) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
-    if kind == "chunked":
-        return (np.arange(keys) // window == positions[..., None] // window)[:, None]
-    return (np.abs(distances(positions, keys)) < window)[:, None]

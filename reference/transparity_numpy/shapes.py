@@ -9,6 +9,7 @@ Hidden = Inexact[Array, "batch length embed_dim"]
 Memory = Inexact[Array, "batch memory embed_dim"]
 Vectors = Inexact[Array, "*batch embed_dim"]
 Features = Inexact[Array, "*batch features"]
+Weight = Inexact[Array, " embed_dim"]
 
 Queries = Inexact[Array, "batch heads queries head_dim"]
 Keys = Inexact[Array, "batch key_heads keys head_dim"]

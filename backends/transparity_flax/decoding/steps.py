@@ -13,8 +13,10 @@ from jaxtyping import Bool, Float, Int
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.heads.table import head
-from transparity_flax.layers import cross_attention_cache
+from transparity_flax.layers.layer import Layer, normalize
 from transparity_flax.masks import padding_mask, visible_keys
+from transparity_flax.mixers.attention import project_key_value
+from transparity_flax.shapes import Memory
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_flax.state.context import Mask
 from transparity_flax.transformer import Transformer
@@ -39,6 +41,14 @@ def prefill(
         for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
             kept["cross_attention"] = cross_attention_cache(layer, memory)
     return cache
+
+
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory, identity)
+    return {"key": key, "value": value}
 
 
 def step(

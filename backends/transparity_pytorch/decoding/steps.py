@@ -10,8 +10,10 @@ from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.heads.table import head
-from transparity_pytorch.layers import Layer, cross_attention_cache
+from transparity_pytorch.layers.layer import Layer, normalize
 from transparity_pytorch.masks import padding_mask, visible_keys
+from transparity_pytorch.mixers.attention import project_key_value
+from transparity_pytorch.shapes import Memory
 from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_pytorch.state.context import Mask
 from transparity_pytorch.transformer import Transformer
@@ -41,6 +43,14 @@ def prefill(
             assert isinstance(layer, Layer)
             kept["cross_attention"] = cross_attention_cache(layer, memory)
     return cache
+
+
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory)
+    return {"key": key, "value": value}
 
 
 def step(

@@ -14,8 +14,10 @@ from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import head
-from transparity_numpy.layers import cross_attention_cache
+from transparity_numpy.layers.layer import normalize
 from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.mixers.attention import project_key_value
+from transparity_numpy.shapes import Memory
 from transparity_numpy.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_numpy.transformer import decoder, encoder, transformer
 
@@ -41,6 +43,14 @@ def prefill(
             layer = tree["decoder"]["layers"][str(i)]
             cache["layers"][i]["cross_attention"] = cross_attention_cache(config, layer, memory)
     return cache
+
+
+def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if config.memory_norm:
+        memory = normalize(config, parameters, "memory_norm", memory)
+    key, value = project_key_value(config, parameters["cross_attention"], memory)
+    return {"key": key, "value": value}
 
 
 def step(

@@ -31,6 +31,7 @@ def test_every_file_that_the_three_columns_have_has_a_page() -> None:
         "port",
         "harness",
         "fast/fast_linear",
+        "layers/table",
         "mixers/table",
     }
 

@@ -14,10 +14,11 @@ from unittest import mock
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW, TransformerConfig
-from transparity_numpy.masks import target_mask, window_mask
+from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
 from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.windows import window_mask
 
 BLOCK = 128
 """Queries per block, as in the reference's own fused attention."""

@@ -169,13 +169,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """LayerNorm divides by the variance over n, with eps inside the root."""
-    yield from at_every_spread(bench, "normalization.layer_norm")
+    yield from at_every_spread(bench, "norms.layer.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
-    yield from at_every_spread(bench, "normalization.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
@@ -184,15 +184,15 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
-        yield bench.same(f"spread {spread:g}", "normalization.batch_norm", arrays, eps=EPS)
+        yield bench.same(f"spread {spread:g}", "norms.batch.batch_norm", arrays, eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
     """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
     arrays = {"x": norm_inputs(2)["x"]}
-    oracle = function_oracle("normalization.batch_statistics", arrays)
-    for name, value in named_parts(bench.function("normalization.batch_statistics")(*arrays.values())):
+    oracle = function_oracle("norms.batch.batch_statistics", arrays)
+    for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
         yield bench.evidence("drawn").oracle(oracle, name, value)
 
 
@@ -207,7 +207,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
     def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
         dtype = arrays["weight"].dtype.name
         state = {name: arrays[name] for name in parameters}
-        norm = reference_module("normalization.Norm", config, state, dtype=dtype)
+        norm = reference_module("norms.table.Norm", config, state, dtype=dtype)
         tap("before", norm(arrays["batch 0"]))
         norm.use_batch_statistics()
         for name in batches:
@@ -216,7 +216,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
                 tap(f"{statistic} after {name}", norm.parameters()[statistic])
 
     oracle = Oracle(run, parameters | batches)
-    norm = bench.module("normalization.Norm", config, parameters)
+    norm = bench.module("norms.table.Norm", config, parameters)
     record = bench.evidence("four batches")
     yield record.oracle(oracle, "before", norm(batches["batch 0"]))
     norm.use_batch_statistics()

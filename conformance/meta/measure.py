@@ -5,16 +5,16 @@
 | `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
 | `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
 | `exam-against` | the same bugs, checked against the code without them |
-| `attacks` | ports that want to be let through |
+| `attacks` | wrong ports that try to pass |
 | `audits` | faults in loaders, and right loaders |
-| `adapting`, `adapters` | ports that `adapt` has to match, and ports with a bug that it must not match wrongly |
-| `fitting` | modules of drawn configurations, which `fit` has to find |
-| `alignment`, `listening` | activations found by value, and what listening costs |
+| `adapting`, `adapters` | ports that `adapt` must match, and ports with a bug that it must not match wrongly |
+| `fitting` | modules of drawn configurations, which `fit` must find |
+| `alignment`, `listening` | activations found by value, and the cost of recording |
 | `modules`, `ranks` | models of Keras and equinox, and sharded ports |
 | `against` | copies of files of transformers with one mistake, checked against the original |
 | `drafts` | models written by hand with several mistakes, checked against transformers |
-| `fuzz` | inputs that nobody would write |
-| `mutants`, `equivalents` | lines of the columns made wrong by rote, and those that compute the same |
+| `fuzz` | unusual inputs |
+| `mutants`, `equivalents` | mutated lines of the columns, and mutations that compute the same |
 """
 
 from __future__ import annotations

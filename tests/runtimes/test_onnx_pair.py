@@ -147,4 +147,4 @@ def test_two_files_are_judged_as_one_model(
 def test_a_pair_is_not_held_to_a_decoder(hub: Hub, check: Check, tmp_path: Path) -> None:
     checked = check(t5(hub("t5"), tmp_path / "made"), "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert "has an encoder and a decoder, and the checkpoint is a decoder" in " ".join(checked.errors.split())
+    assert "has an encoder and a decoder, but the checkpoint is a decoder" in " ".join(checked.errors.split())

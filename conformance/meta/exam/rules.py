@@ -64,7 +64,7 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """The names of the rules that a port fails; one without an answer (it raised) fails, and so do other shapes.
+    """Return the names of the rules that a port fails; a missing answer or another shape fails them all.
 
     Args:
         port, right: the logits (tokens, vocab) by the number of tokens.

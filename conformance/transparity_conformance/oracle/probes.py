@@ -128,7 +128,9 @@ def twin(probe: Probe) -> Probe:
     for name in probe.config.token_inputs:
         inputs[name] = inputs[name].copy()
         inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
-    return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
+    return Probe(
+        probe.case, "twin", "other tokens with the same shape and sums", probe.config, probe.parameters, inputs
+    )
 
 
 DECAY_RATE = 0.4
@@ -343,7 +345,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     made = [
         ("mixed", "every kind of row at once", config, ordinary, mixed),
         *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
-        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
+        ("tiny", "activations so small that eps matters", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
     if config.angles_depend_on_length:
         short = min(source, *(own.rotary_original_length for own in config.layer_kinds.values()))
@@ -356,7 +358,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
         if can_read_text(config):
             text = _text(config, source, target)
             made.insert(1, ("text", "real text", config, ordinary, text))
-        square, purpose = other_sizes(config)[0], "every weight square: a transposed one fits"
+        square, purpose = other_sizes(config)[0], "square weights, so that transposed ones fit"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {
         name: Probe(case, name, purpose, config, parameters, inputs)

@@ -45,7 +45,7 @@ class Misplaced:
         ]
         if names[0] == names[1] and orders[0] != orders[1]:
             return (
-                f"the rows of your {names[0]} are ordered for a rotation of {orders[0]}, and your model rotates "
+                f"the rows of your {names[0]} have the order for rotating {orders[0]}, but your model rotates "
                 f"{orders[1]}: permute them while you load them"
             )
         if self.kept.replace(".T", "") == self.needed.replace(".T", ""):

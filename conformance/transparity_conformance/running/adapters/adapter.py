@@ -61,7 +61,9 @@ class Adapter:
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *(LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
         if unknown := [name for name in self.lines if name not in known]:
-            raise AdapterError(f"The adapter has a line for {shown(unknown[0])}, which is no parameter of this model.")
+            raise AdapterError(
+                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
+            )
         for name, shape in shapes.items():
             filling.put(name, self._line(name), parameters[name], shape)
         for line in self.zero:
@@ -83,7 +85,7 @@ class Adapter:
         if line == ASKED:
             asked = [ours for ours, text in self.lines.items() if text == ASKED]
             raise AdapterError(
-                f"The adapter does not say which tensor is {listed(asked)}: write it in place of {ASKED!r}."
+                f"The adapter leaves {listed(asked)} undetermined: replace {ASKED!r} with the name of a tensor."
             )
         return line
 
@@ -165,7 +167,7 @@ def read_adapter(path: str | Path) -> Adapter:
             raise AdapterError(f"{path} has the key {shown(key)}; expected {', '.join(KEYS)}.")
     lines, zero, unused = content.get("parameters"), content.get("zero", []), content.get("unused", [])
     if not (isinstance(lines, dict) and lines and all(isinstance(line, str) for line in lines.values())):
-        raise AdapterError(f"{path} has no table [parameters] of texts; expected one line for each parameter.")
+        raise AdapterError(f"{path} has no table [parameters] of strings; expected one line for each parameter.")
     for key, names in (("zero", zero), ("unused", unused)):
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise AdapterError(f"{key} in {path} is {shown(names)}; expected a list of tensors.")

@@ -117,7 +117,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
         return _opened(make, config)
     count = required_arguments(signature_of(make))
     name = getattr(make, "__name__", "Model")
-    write = f"write a function that makes the model, def model({'' if config is None else 'config'}): return Model(…)"
+    write = f"write a function that returns the model, def model({'' if config is None else 'config'}): return Model(…)"
     is_build = count == 2 and parameters is not None and config is not None
     if count not in ((0, None) if config is None else (0, 1, None)) and not is_build:
         expected = "none" if config is None else "none, or one, the configuration"

@@ -102,7 +102,7 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:
-        raise AdapterError(f"{shown(text)} names {shown(name)}, which is no tensor of the port.")
+        raise AdapterError(f"{shown(text)} names {shown(name)}, which is not a tensor of the port.")
     shape = shapes[names[0]] if "{n}" not in name else (len(names), *shapes[names[0]])
     if not steps:
         return Selection(names, None)
@@ -124,7 +124,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
         return text, ""
     found = STEPS.fullmatch(text.strip())
     if found is None:
-        raise AdapterError(f"{shown(text)} is no line of an adapter; expected the name of a tensor, then steps.")
+        raise AdapterError(f"{shown(text)} is not a line of an adapter; expected the name of a tensor, then steps.")
     name, steps = found["name"], found["steps"]
     longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]
     end = longer[-1] if longer else 0
@@ -168,7 +168,7 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, sizes)
     except (SyntaxError, RecursionError):
-        raise ValueError(f"{text.strip()!r} is no size") from None
+        raise ValueError(f"{text.strip()!r} is not a size") from None
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
@@ -179,12 +179,12 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, sizes)
     if not isinstance(node, ast.BinOp):
-        raise ValueError(f"{ast.unparse(node)!r} is no size; expected numbers and {', '.join(sizes)}")
+        raise ValueError(f"{ast.unparse(node)!r} is not a size; expected numbers and {', '.join(sizes)}")
     one, other, compute = _value(node.left, sizes), _value(node.right, sizes), OPERATIONS.get(type(node.op))
     is_whole = not isinstance(node.op, ast.Div) or (other and one % other == 0)
     if compute is not None and is_whole:
         return compute(one, other)
-    raise ValueError(f"{ast.unparse(node)!r} is no whole number")
+    raise ValueError(f"{ast.unparse(node)!r} is not a whole number")
 
 
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")

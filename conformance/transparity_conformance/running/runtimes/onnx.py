@@ -182,7 +182,7 @@ def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
     theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
     if reads != theirs:
         raise LoadError(
-            f"{path} takes {reads}, and the model of the checkpoint {theirs}; expected a graph of the same, made of "
+            f"{path} takes {reads}, but the checkpoint's model takes {theirs}; expected a graph exported from "
             "that checkpoint."
         )
 
@@ -226,8 +226,8 @@ class OnnxPair:
         """Return the forward pass, `forward(source=…, target=…)`."""
         if config.architecture != "encoder-decoder":
             raise LoadError(
-                f"{self.paths[ENCODER].parent} has an encoder and a decoder, and the checkpoint is a "
-                f"{config.architecture}; give that which they were made of."
+                f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "
+                f"{config.architecture}; give the checkpoint of their export."
             )
         names = [each.name for each in self.sessions[ENCODER].get_inputs()]
         check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)

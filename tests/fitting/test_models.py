@@ -219,7 +219,7 @@ MODELS: dict[str, Found] = {
         is_whole=True,
     ),
     "any number of patches": Found(
-        small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "any number of patches is taken"}
+        small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "the module takes any number of patches"}
     ),
 }
 
@@ -328,7 +328,7 @@ def test_a_model_is_found_as_it_stands(row: Found) -> None:
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "broken": (forms.Broken(), FitError, r"The module raised RuntimeError: no .*tokens \(3, 31\)"),
-    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*return a function"),
+    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*Return a function"),
     "half": (forms.Half, PortError, "build it with dtype float32"),
     "some experts": (
         lambda: qwen3_moe(mlp_only_layers=[0]),

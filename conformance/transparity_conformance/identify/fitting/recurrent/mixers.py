@@ -125,7 +125,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, rows), expected[:rows]) for rows in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, gives the input of its output map.")
+    raise ForeignError(f"{NEITHER}no such rule, followed by a gated norm, gives the input of its output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:

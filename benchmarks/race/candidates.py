@@ -105,8 +105,7 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Return the project's columns and their twins in another checkout, each pair of its own kind, so ratios are to
-    the twin."""
+    """Return the columns of this checkout, each with its twin in another one; ratios are to the twin."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

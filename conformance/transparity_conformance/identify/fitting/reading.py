@@ -84,7 +84,7 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
 def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield each vector for which an operation is the norm of queries or keys, with the norm's axis and result."""
+    """Yield each vector that is the gain of a norm of queries or keys, with the norm's axis and result."""
     sizes = {"head": x.shape[3]}
     if found.fields["projection"] == "full":
         sizes["projection"] = x.shape[1] * x.shape[3]

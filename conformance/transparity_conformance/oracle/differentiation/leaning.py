@@ -1,7 +1,7 @@
 """Parameters perturbed differently in each row of a batch, so that one forward pass gives the derivatives along all.
 
-In a large model, reading the matrices takes longest: each is read once for all directions. A matrix is perturbed by the
-product of two vectors, which is added to the result of a product with it. No changed matrix is built.
+In a large model, reading the matrices takes longest: each is read once for all directions. The perturbation of a matrix
+is a product of two vectors; its effect is added to the matrix product, so no changed matrix is built.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_buffer_is_named_by_its_whole_name() -> None:
     ("text", "message"),
     [
         ("[parameters", "cannot be read as TOML"),
-        ('[parameters]\n"a" = 1', r"has no table \[parameters\] of texts"),
+        ('[parameters]\n"a" = 1', r"has no table \[parameters\] of strings"),
         ('other = 1\n[parameters]\n"a" = "b"', "has the key 'other'; expected parameters, zero, unused"),
         ('zero = "a"\n[parameters]\n"a" = "b"', "zero in .* is 'a'; expected a list of tensors"),
     ],

@@ -1,10 +1,10 @@
-"""The thresholds of the diagnosis: the numbers that what was measured is compared with, and where they come from."""
+"""The thresholds of the diagnosis, and their origins."""
 
 from __future__ import annotations
 
 
 class Threshold(float):
-    """A number, and its provenance."""
+    """A number and its provenance."""
 
     provenance: str
 
@@ -24,7 +24,7 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; nearly everything is within a thousand budgets of half precision"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; nearly everything is within a thousand budgets of half precision"),
 }
-"""The most budgets that a difference may be off for the budget to be measured again with the fault applied."""
+"""A difference of at most this many budgets is compared again, with a budget measured with the fault applied."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
@@ -39,7 +39,7 @@ NO_EXPLANATION = Threshold(
     "with the right one of 53 faults in the reference, 1.1e-4 of the difference of a float32 port is left at most; "
     "with any other, more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with hot scores)",
 )
-"""The share of a difference with which a fault, or other fields, explain nothing, whatever their own budget."""
+"""A fault, or other fields, that leave a larger share of a difference explain nothing, whatever the budget."""
 
 ROUNDED_PRODUCTS = (
     "models whose products are rounded to TF32 and bfloat16 leave 3e-4 of the difference at most with this rounding "
@@ -55,7 +55,7 @@ FURTHEST_ROUNDED = Threshold(
     "in the same runs 0.51 with the right rounding; 25 with queries 5 % too large beside TF32, 3.1 beside bfloat16, "
     "which the typical number tells from rounding",
 )
-"""The largest difference of any number, in units of the largest difference that the rounding makes."""
+"""The largest difference of any number, relative to the largest difference that the rounding causes."""
 
 COHERENT = Threshold(
     4,
@@ -63,4 +63,4 @@ COHERENT = Threshold(
     "an effect by 1.0 × what the reference's own rounding does in the median, and by 1.65 × at worst (a Llama); twice "
     "as much again. In float32 it reached 1.93 on five of them: only half precisions, with wide budgets, are tested",
 )
-"""The most that an error may lie along an effect, over the most that the reference's own rounding does."""
+"""The limit of an error along an effect, relative to the largest one of the reference's own rounding."""

@@ -104,8 +104,8 @@ OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its o
 OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
 OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or \
 --config FILE, whose max_length allows it."""
-OF_CHECKPOINT = "--checkpoint needs a PORT and nothing else; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family needs a PORT and nothing else; leave out --preset, --config and --command."
+OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
+OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
 OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
 OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
 EITHER = "check takes either a PORT or --command; give one of the two."
@@ -216,7 +216,7 @@ class PortCheck:
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} was given {safe(self.spec)}, which takes more than a folder; expected load(folder): check "
+                f"{needed_by} was given {safe(self.spec)}, which takes not only a folder; expected load(folder): check "
                 "a build(config, parameters) by --preset, --config or --checkpoint."
             )
         return count == 1

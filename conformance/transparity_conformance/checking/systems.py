@@ -194,8 +194,8 @@ def check_quantised(port: str, limits: Limits) -> None:
     """Raise `UsageError` for an artefact with quantised weights."""
     if limits.dtype == "int8":
         raise UsageError(
-            f"{port} has quantised weights, and quantisation has no budget to separate it from mistakes; "
-            "check the graph before it is quantised, or a GGUF file, whose numbers are compared."
+            f"{port} has quantised weights, and there is no budget that separates quantisation from mistakes; "
+            "check the graph before quantisation, or a GGUF file."
         )
 
 

@@ -221,8 +221,8 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (
-        f"nothing in the catalogue explains the logits; this may be no {probe.case}: with {changed} in the "
-        f"configuration, {left:.1%} of the difference is left on the probe {probe.name}; `transparity fit` finds the "
+        f"nothing in the catalogue explains the logits; this may not be a {probe.case}. With {changed} in the "
+        f"configuration, {left:.1%} of the difference is left on the probe {probe.name}. `transparity fit` finds the "
         "configuration of a PyTorch module"
     )
     return [says]

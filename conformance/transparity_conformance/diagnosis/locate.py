@@ -35,10 +35,11 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the wrong segments, and the segments that differ only in form, each in order.
 
-    A tap differs only in form if three conditions hold. It is inside a sublayer, one map turns our value into the
-    port's (`equivalence`), and the tap or a later tap that carries all of it is right. The result of a norm also
-    differs in form if its gain and bias are folded into the next weights; then everything after it is right. Values
-    after wrong queries, keys or values are computed from the port's.
+    A tap differs only in form if it is inside a sublayer and one map turns our value into the port's (`equivalence`).
+    In addition, the tap, or a later tap that carries all of it, must be right.
+
+    The result of a norm also differs in form if its gain and bias are folded into the next weights. Then everything
+    after it is right. Values after wrong queries, keys or values are computed from the port's.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}

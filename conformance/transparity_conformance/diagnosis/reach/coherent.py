@@ -55,8 +55,8 @@ class Coherent:
     @property
     def says(self) -> str:
         return (
-            f"the logits are within the budget, but their error is not rounding: it contains {self.coefficient:.3g} × the "
-            f"effect of a fault ({self.hypothesis.fault.description}), {self.excess:.3g} × the maximum from rounding"
+            f"the logits are within the budget, but their error is not rounding: it contains {self.coefficient:.3g} × "
+            f"a fault's effect ({self.hypothesis.fault.description}), {self.excess:.3g} × the maximum of rounding"
         )
 
 

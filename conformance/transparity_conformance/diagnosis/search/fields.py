@@ -1,4 +1,4 @@
-"""Fields of the configuration that differ in a port: their joint change explains most of a difference without a fault."""
+"""Fields of the configuration that differ in a port: their joint change explains a difference without a fault."""
 
 from __future__ import annotations
 

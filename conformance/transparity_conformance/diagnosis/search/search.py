@@ -157,7 +157,7 @@ class Search:
         return []
 
     def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations to extend; for only logits, the two best numbers and faults made wherever possible."""
+        """Return the combinations to extend; for logits, the two best numbers and faults made wherever possible."""
         if self.segment.is_whole_model:
             return [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
         return self._by_rest(self.screen, [*numbers, *rows[: self._width]])
@@ -175,8 +175,11 @@ class Search:
         """Yield combinations with one more fault.
 
         If the port shows activations, the best combinations are extended by every candidate. With only logits there are
-        thousands of pairs, so three kinds are tried. These are pairs whose added effects leave least, pairs of the best
-        faults that are made in every layer, and all pairs with the very best fault.
+        thousands of pairs, so three kinds are tried:
+
+        - pairs whose added effects leave least;
+        - pairs of the best faults that are made in every layer;
+        - all pairs with the very best fault.
         """
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]

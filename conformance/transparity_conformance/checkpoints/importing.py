@@ -146,7 +146,7 @@ class Opened:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
                     f"{folder} has no tensor {name!r}; expected it, for the parameter {ours} of the "
-                    f"shape {shape}: check whether a file is missing, or the model lacks that part."
+                    f"shape {shape}: a file is missing, or the model lacks that part."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]

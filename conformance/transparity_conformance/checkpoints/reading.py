@@ -153,8 +153,8 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
             return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
     raise CheckpointError(
-        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for all of "
-        f"{shown(name)}, one for each of its {shape[0]} rows, or one for each block of weight_block_size in {CONFIG}."
+        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for "
+        f"{shown(name)}, for each of its {shape[0]} rows, or for each block of weight_block_size in {CONFIG}."
     )
 
 
@@ -211,7 +211,7 @@ def _indexed(index: Path) -> list[Path]:
 
 def _pickled(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle, which can run any code when it is read; expected safetensors: load it where you trust "
+        f"{path} is a pickle, which can run any code when it is read; expected safetensors. Load it where you trust "
         "it, and save it with save_pretrained(folder) of transformers."
     )
 

@@ -38,7 +38,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """Return the bounds of the time step; an infinite or maximal upper bound is None."""
+    """Return the bounds of the time step, with None for an infinite or maximal upper bound."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most

@@ -132,7 +132,7 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that no bundle has: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Returns the request that crosses the threshold of a call; None: there is none."""
+    """Returns the request that crosses the threshold of a call; None without one."""
 
 
 @kept_in(0)

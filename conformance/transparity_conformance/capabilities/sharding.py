@@ -1,16 +1,15 @@
 """The placement of a port's values on several ranks: declared by the port, verified, and undone.
 
 A port on several ranks may have an attribute `placements`, a dict from names of taps, parameters or methods to
-placements. `*` in a name matches any part. The placements are:
+placements. `*` in a name matches any part. A placement is one of:
 
-- `replicated` (the default);
-- `partial` (the values of all ranks are summed);
-- `sharded:-1` (they are concatenated along the last axis);
-- `rank:-1` (only the last rank has it);
-- any of these with `padded:-1` (entries at the end of that axis are padding).
+| `replicated` | the same value on every rank (the default) |
+| `partial` | the values of all ranks are summed |
+| `sharded:-1` | the values are concatenated along the last axis |
+| `rank:-1` | only the last rank has the value |
 
-A dict also gives the entries of each rank along the axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. Entries on
-several ranks are replicas; −1 is padding.
+With `padded:-1`, entries at the end of that axis are padding. A dict also gives the entries of each rank along the
+axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. Entries on several ranks are replicas; −1 is padding.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
         )
     if has > expects:
         raise PortError(
-            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected; nothing is cut off silently: if the "
+            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected: if the "
             f"rest is padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
         )
 

@@ -221,7 +221,7 @@ GENERATION = Capability(
     name="generation",
     attribute="generate",
     signature="generate(prompt, max_new_tokens, source=…), and uniforms=…, sampling=… or lengths=… → tokens",
-    purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one; a request "
+    purpose="tokens (batch, length): the prompt and its continuation, with columns of -1 after the last one. A request "
     "may replace some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
@@ -293,6 +293,6 @@ def what_is_generated(probe: Probe) -> str:
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: of given parameters {request.steps} new tokens of {rows} prompts of {length} are compared, "
-        "greedily; draws, prompts of different lengths and the end of the cache are with drawn ones, by --config"
+        f"generate: with given parameters, {request.steps} greedy tokens of {rows} prompts of {length} are compared. Draws, "
+        "prompts of different lengths and the end of the cache need drawn parameters, by --config"
     )

@@ -41,8 +41,8 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean over {ranks} ranks of each rank's mean, which weights its {name} equally: ranks have "
-            f"unequal numbers of targets{says}",
+            f"the loss is the mean over {ranks} ranks of each rank's mean, which weights its {name} equally: ranks "
+            f"have unequal numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
         for name, own in PARTS.items()

@@ -1,7 +1,7 @@
 """The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-Parts that conventions decide are left out: rows in which a query sees no key, and the embedding row of padding, which
-PyTorch's `padding_idx` does not learn.
+Parts that conventions decide are left out: rows in which a query sees no key, and the embedding of padding. PyTorch's
+`padding_idx` does not learn the latter.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
-    purpose="the gradients are those of the first probe's loss by every parameter",
+    purpose="the gradients of the first probe's loss by every parameter",
     ways=(Way("gradients", _requests, here=_requests_here),),
     ask=_ask,
     shapes=_shapes,

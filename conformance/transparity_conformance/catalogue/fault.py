@@ -39,7 +39,7 @@ Formula = Callable[[Settings, WalkState, str, Any], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry of the catalogue; a change that is None is not made."""
+    """An entry of the catalogue; only the given changes apply."""
 
     id: str
     """Its name in reports."""
@@ -226,8 +226,8 @@ class Hypothesis:
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
     """Return all sensible sets of `sites`, the widest first.
 
-    The sets are: all sites, sites with the same tokens, one stack, one part in both stacks, one kind of sublayer, one
-    layer, one sublayer, and single sites.
+    The sets are all sites, the sites with the same tokens, of one stack, of one part, of one kind of sublayer, of one
+    layer or sublayer, and single sites.
     """
     sites = tuple(sites)
     found = [sites] if sites else []

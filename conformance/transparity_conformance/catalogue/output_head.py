@@ -225,7 +225,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
     "last of all": (partial(_all, "last"), "the last position, be it padding,"),
     "last by count": (_before_padding, "the position that the number of visible tokens names"),
     "first visible": (_first_visible, "the first visible position"),
-    "before eos": (_before_eos, "the position in front of the first end token"),
+    "before eos": (_before_eos, "the position before the first end token"),
     "last eos": (_last_eos, "the position of the last end token, or the last position,"),
 }
 """Positions that ports pool."""

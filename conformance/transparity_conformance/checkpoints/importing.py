@@ -225,7 +225,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without a supported quantisation with scales, and that quantisation; others remain."""
+    """Return the fields without a supported quantisation with scales, and that quantisation."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -288,8 +288,8 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
             raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
         if head == "logits" and "head_transform" not in found:
             raise CheckpointError(
-                "a head is asked for (logits), but there is no masked-language head that is tied to the embedding and, in "
-                "RoBERTa, uses GELU."
+                "a head is asked for (logits), but there is no masked-language head tied to the embedding and, in "
+                "RoBERTa, with GELU."
             )
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task

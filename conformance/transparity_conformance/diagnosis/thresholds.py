@@ -51,8 +51,8 @@ LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 
 FURTHEST_ROUNDED = Threshold(
     4,
-    "in the same runs, 0.51 with the right rounding; queries 5 % too large give 25 with TF32. They give 3.1 with bfloat16, "
-    "where the typical number shows the fault",
+    "in the same runs, 0.51 with the right rounding; queries 5 % too large give 25 with TF32. They give 3.1 with "
+    "bfloat16, where the typical number shows the fault",
 )
 """The largest difference of any number, relative to the largest difference that the rounding causes."""
 

@@ -151,7 +151,7 @@ def _describe(request: Request) -> dict[str, Any]:
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return the arrays of a request: prompt, source, lengths, uniforms, and parameters that differ from the probe's."""
+    """Return the arrays of a request: prompt, source, lengths, uniforms, and parameters unlike the probe's."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]
@@ -266,8 +266,8 @@ BEAMS = dataclasses.replace(
     name="beams",
     attribute="beam_search",
     signature="beam_search(prompt, max_new_tokens, beams, source=…), and length_penalty=… → tokens and scores (batch,)",
-    purpose="tokens as in generation, and the score (batch,) of each row: the sum of log softmax(logits) at its new "
-    "tokens up to the end token, divided by ((5 + their number) / 6)^length_penalty",
+    purpose="tokens as in generation, and the score (batch,) of each row. It is the sum of log softmax(logits) at the "
+    "new tokens, up to the end token, divided by ((5 + their number) / 6)^length_penalty",
     ways=(
         _beams("beam_search", asked.beam_requests),
         _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
@@ -293,6 +293,6 @@ def what_is_generated(probe: Probe) -> str:
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: with given parameters, {request.steps} greedy tokens of {rows} prompts of {length} are compared. Draws, "
-        "prompts of different lengths and the end of the cache need drawn parameters, by --config"
+        f"generate: with given parameters, {request.steps} greedy tokens of {rows} prompts of {length} are compared. "
+        "Draws, prompts of different lengths and the end of the cache need drawn parameters, by --config"
     )

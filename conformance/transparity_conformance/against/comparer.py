@@ -97,7 +97,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Compare with more changes than a previous comparison had; None if they fail, so the port did not make them."""
+        """Compare with further changes; None if they fail, so the port did not make them."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():

@@ -179,7 +179,7 @@ class Departures:
     ) -> tuple[Departure, Comparison | None]:
         """Continue from the port's value if no edit explains it.
 
-        The most similar step of the reference returns that value. The comparison is None if no step fits.
+        The most similar step of the reference returns that value. Without a fitting step, there is no comparison.
         """
         program = self.comparer.program
         fronts = port or now.lost[:1]

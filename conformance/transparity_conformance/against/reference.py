@@ -64,7 +64,7 @@ class Reference:
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and a budget from the rounding error at only this point.
 
-        That error may be small by chance. A port beyond this budget is compared within the budget of `answer`.
+        The error may be small by chance. A port beyond this budget is compared within the budget of `answer`.
         """
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])

@@ -226,8 +226,8 @@ class Hypothesis:
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
     """Return all sensible sets of `sites`, the widest first.
 
-    The sets are all sites, the sites with the same tokens, of one stack, of one part, of one kind of sublayer, of one
-    layer or sublayer, and single sites.
+    A set has all sites, or the sites with the same tokens, of one stack, part, kind of sublayer, layer or sublayer.
+    Single sites come last.
     """
     sites = tuple(sites)
     found = [sites] if sites else []

@@ -153,7 +153,7 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
             return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
     raise CheckpointError(
-        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for "
+        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}. Expected: one scale for "
         f"{shown(name)}, for each of its {shape[0]} rows, or for each block of weight_block_size in {CONFIG}."
     )
 

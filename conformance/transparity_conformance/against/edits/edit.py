@@ -41,7 +41,7 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which segments start; the last segment ends here, every other one where the next starts."""
+        """Return the values at which segments start; the last one ends here, the others where the next starts."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -72,7 +72,7 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor with the axes of the value that it replaces; raise `ValueError` for another shape or kind."""
+        """Return a tensor with the axes of the value that it replaces; raise `ValueError` for another shape."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("another shape or kind than the step makes")

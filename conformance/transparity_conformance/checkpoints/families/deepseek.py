@@ -101,7 +101,7 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
     if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
         raise CheckpointError(
             f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)}, with a shared expert "
-            f"of {config.shared_expert_dim} features and experts of {width}; expected dense layers before the "
+            f"of {config.shared_expert_dim} features and experts of {width}. Expected: dense layers before the "
             "others, and a multiple."
         )
     return {

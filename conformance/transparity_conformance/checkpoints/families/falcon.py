@@ -59,7 +59,7 @@ def _write_heads(config: TransformerConfig) -> dict[str, Any]:
     if not is_whole or (grouped and config.branches == "sequential"):
         raise CheckpointError(
             f"The family falcon cannot express {heads} heads of keys and values, of {config.head_dim} features, with "
-            f"branches {config.branches!r}; expected heads that cut embed_dim, and parallel branches for groups."
+            f"branches {config.branches!r}. Expected: heads that cut embed_dim, and parallel branches for groups."
         )
     return {
         "new_decoder_architecture": grouped,

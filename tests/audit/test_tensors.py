@@ -117,7 +117,7 @@ def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) 
     wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert len(found) == 9
-    assert {each.says for each in found.values()} == {"never read: in its place the port has those of layers.0"}
+    assert {each.says for each in found.values()} == {"never read: in its place the port has the tensors of layers.0"}
 
 
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:

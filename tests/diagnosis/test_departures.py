@@ -29,7 +29,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
     report = check(build, "notes-lm", logits_only=True, budget=1)
     (note,) = (note for note in report.notes if note.startswith("nothing in the catalogue"))
     assert report.verdict == "diverges"
-    assert "this may be no notes-lm" in note and "`transparity fit`" in note
+    assert "this may not be a notes-lm" in note and "`transparity fit`" in note
     assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
 
 

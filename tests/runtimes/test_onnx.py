@@ -104,7 +104,7 @@ def test_a_quantised_graph_is_refused(hub: Hub, check: Check, tmp_path: Path) ->
         quantize_dynamic(graph, small)
     checked = check(small, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{small} holds quantised weights: there is no budget for what that")
+    assert checked.last_line.startswith(f"{small} has quantised weights, and there is no budget that")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Chec
     graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
     checked = check(graph)
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{graph} has weights of its own; give the folder of the checkpoint")
+    assert checked.last_line.startswith(f"{graph} has its own weights; give the folder of its original")
 
 
 @pytest.mark.parametrize(("extra", "package"), [("onnx", "onnxruntime"), ("gguf", "gguf")])

@@ -1,4 +1,4 @@
-"""Changes of a hub folder that was written, by which a loader is audited: other fields, or a missing tensor."""
+"""Edits of a written Hugging Face folder for the audit of a loader: other fields, or a missing tensor."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Edit:
     """One change of a folder."""
 
     fields: Mapping[str, Any] | None = None
-    """The content of config.json in place of what is written for the model; None: that."""
+    """The content of config.json; None: unchanged."""
     without: str | None = None
-    """The tensor that is left out of model.safetensors."""
+    """The tensor left out of model.safetensors."""
     seed: int = 0
-    """Of the random numbers of Python, NumPy and PyTorch while the folder is loaded."""
+    """The seed of Python, NumPy and PyTorch while the folder is loaded."""
 
 
 def edit_folder(folder: Path, edit: Edit) -> None:

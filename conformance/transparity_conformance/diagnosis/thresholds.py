@@ -26,6 +26,9 @@ REMEASURED_WITHIN = {
 }
 """The most budgets that a difference may be off for the budget to be measured again with the fault applied."""
 
+LUCK = Threshold(4.5, "a right program with hot scores errs by up to 4.5 × what three points show (144 models)")
+"""The most budgets that a right program may be off where rounding is measured at few points."""
+
 EQUIVALENT_ULPS = Threshold(
     1024,
     "scores that are scaled and shifted, mapped values, and hidden units and contexts in another order deviate from "

@@ -20,7 +20,8 @@ from transparity_conformance.checking.audit.variants import Changed, Variant, va
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
+from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT
 from transparity_conformance.oracle.oracle import Arrays, budget_of
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
@@ -50,15 +51,19 @@ class AuditProbe(Probe):
         return gap(logits, self.oracle.expected["logits"])
 
     def budget(self, dtype: str) -> float:
-        """The largest difference that rounding explains; once it was asked for, that of sums in sequence, too."""
-        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_in_sequence(dtype))
+        """The largest difference that rounding explains, with all that was measured of it so far."""
+        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_again(dtype))
         return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
 
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
-        """Return whether logits differ by more than rounding from the reference's; a difference just over the budget
-        may be that of sums taken in sequence."""
+        """Return whether logits differ by more than rounding from the reference's.
+
+        A difference just over the budget may be that of sums taken in sequence, or the budget is small by luck.
+        """
         if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
-            self.oracle.noise_in_sequence(dtype)
+            self.oracle.measure_again(dtype)
+        if 1 < share(self.error(logits), self.budget(dtype)) < LUCK:
+            self.oracle.measure_again(dtype, NEIGHBOURS_OF_HOT)
         return share(self.error(logits), self.budget(dtype)) > 1
 
     def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
@@ -139,7 +144,7 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""Variants of one change with calls that show them, the second for ports that refuse the first; None: none does."""
+"""Variants of one change with calls that show them, the second for where the first is open; None: none does."""
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -160,13 +165,18 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
+        results: list[AuditedField] = []
         for variant, probe in variants:
             result = AuditedField(variant.name, variant.value, "not exercised")
-            if probe is not None:
-                result = _judged(port, variant, probe, dtype)
-            if result.outcome != "refused":
+            results.append(result if probe is None else _judged(port, variant, probe, dtype))
+            if not _is_open(results[-1]):
                 break
-        yield result
+        yield next((each for each in reversed(results) if each.outcome != "refused"), results[-1])
+
+
+def _is_open(result: AuditedField) -> bool:
+    """Return whether another value decides: the port refuses this one, or is off by as much as a right one may be."""
+    return result.outcome == "refused" or (result.outcome == "wrong" and share(result.error, result.budget) < LUCK)
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:

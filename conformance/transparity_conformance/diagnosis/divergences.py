@@ -206,7 +206,7 @@ def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "")
     return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
 
 
-def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
+def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
     """Return a note on the fields that differ, if only the logits are known and have no cause."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
@@ -216,7 +216,8 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
-    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)))
+    clock.begin(2)
+    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
     if left > NO_EXPLANATION:
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())

@@ -189,7 +189,7 @@ def _explained(
         divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
         if not clock.is_interrupted and len(results) > 1:  # one call does not determine a configuration
-            remarks += departures_note(results, divergences, dtype)
+            remarks += departures_note(results, divergences, dtype, clock)
             others = several_fields(results, places, divergences, dtype, clock)
     return divergences, remarks, others
 

@@ -26,6 +26,9 @@ REMEASURED_WITHIN = {
 }
 """A difference of at most this many budgets is compared again, with a budget measured with the fault applied."""
 
+LUCK = Threshold(4.5, "a right program with hot scores errs by up to 4.5 × what three points show (144 models)")
+"""The most budgets that a right program may be off where rounding is measured at few points."""
+
 EQUIVALENT_ULPS = Threshold(
     1024,
     "equivalent forms deviate from the fitted map by at most 23 ulps of their largest number with hot scores, and by 3 "

@@ -20,7 +20,8 @@ from transparity_conformance.checking.audit.variants import Changed, Variant, va
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
+from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT
 from transparity_conformance.oracle.oracle import Arrays, budget_of
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
@@ -50,17 +51,19 @@ class AuditProbe(Probe):
         return gap(logits, self.oracle.expected["logits"])
 
     def budget(self, dtype: str) -> float:
-        """Return the largest difference that rounding explains, with sequential summation if it was measured."""
-        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_in_sequence(dtype))
+        """Return the largest difference that rounding explains, from every error measured so far."""
+        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_again(dtype))
         return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
 
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
         """Return whether logits differ from the reference's by more than rounding.
 
-        A difference slightly over the budget is compared again with the error of sequential summation.
+        A difference slightly over the budget is compared again: with sequential sums, then with more neighbours.
         """
         if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
-            self.oracle.noise_in_sequence(dtype)
+            self.oracle.measure_again(dtype)
+        if 1 < share(self.error(logits), self.budget(dtype)) < LUCK:
+            self.oracle.measure_again(dtype, NEIGHBOURS_OF_HOT)
         return share(self.error(logits), self.budget(dtype)) > 1
 
     def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
@@ -143,7 +146,7 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""Variants of one change with the calls that show them, or None; later variants are for ports that refuse the first."""
+"""Variants of one change with the calls that show them, or None; the second is tried if the first is undecided."""
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -164,13 +167,18 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
+        results: list[AuditedField] = []
         for variant, probe in variants:
             result = AuditedField(variant.name, variant.value, "not exercised")
-            if probe is not None:
-                result = _judged(port, variant, probe, dtype)
-            if result.outcome != "refused":
+            results.append(result if probe is None else _judged(port, variant, probe, dtype))
+            if not _is_open(results[-1]):
                 break
-        yield result
+        yield next((each for each in reversed(results) if each.outcome != "refused"), results[-1])
+
+
+def _is_open(result: AuditedField) -> bool:
+    """Return whether another value decides: the port refuses this one, or is off by as much as a right one may be."""
+    return result.outcome == "refused" or (result.outcome == "wrong" and share(result.error, result.budget) < LUCK)
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:

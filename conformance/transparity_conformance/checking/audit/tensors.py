@@ -141,6 +141,7 @@ def audited_tensors(
 ) -> Iterator[AuditedTensor]:
     """Build the port without each tensor and, if it is wrong, with each tensor changed."""
     file = tensor_file(port.model_type, config, dtype)
+    yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
         progress("leaving out tensors", done, len(file.parameters))
@@ -176,6 +177,35 @@ def missed_in_variants(
         file = TensorFile(probe, parameters, needed, frozenset(), dtype)
         found = (_without(port, file, name) for name in new.values())
         yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found if each)
+
+
+def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
+    """The tensors beside those of the model with which a loader, right without them, answers otherwise."""
+    for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
+        answer = port.logits(Edit(beside={name: value}), file.probe, file.dtype)
+        if isinstance(answer, PortError) or not file.probe.is_off(answer, file.dtype):
+            continue
+        plain = port.logits(Edit(), file.probe, file.dtype)
+        if not isinstance(plain, PortError) and not file.probe.is_off(plain, file.dtype):
+            says = "no model of the family reads it, and with it in the file the port answers otherwise"
+            error, budget = file.probe.error(answer), file.probe.budget(file.dtype)
+            yield AuditedTensor(name, "not ignored", says, error, budget)
+
+
+def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
+    """Tensors that published folders have beside those of a model: of a head that predicts several tokens, frequencies
+    of rotary positions, and a copy of the tied head."""
+    config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
+    norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
+    found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
+    if config.positions == "rotary":
+        query = next((name for name in held if ".0." in name and "attn" in name), "attn.0.weight")
+        shares = np.arange(0, config.rotated_dim, 2) / config.rotated_dim
+        found[f"{query.rsplit('.', 2)[0]}.rotary_emb.inv_freq"] = (config.rope_theta**-shares).astype(np.float32)
+    tokens = next((value for value in held.values() if value.shape == (config.vocab_size, config.embed_dim)), None)
+    if config.tied_head and tokens is not None:
+        found["lm_head.weight"] = np.array(tokens)
+    return {name: value for name, value in found.items() if name not in held}
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:

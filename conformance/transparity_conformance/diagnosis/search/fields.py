@@ -47,12 +47,12 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
     """Return the changes of one field, in addition to others, that need only existing parameters."""
     own = dataclasses.replace(config, **besides)
     every = [{name: value} for name, tried in alternatives().items() for value in tried if value != getattr(own, name)]
-    return [change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, besides | change)]
+    new, shapes = [each for each in every if each.keys().isdisjoint(besides)], parameter_shapes(config)
+    return [change for change in new if _is_possible(config, shapes, besides | change)]
 
 
-def _is_possible(config: TransformerConfig, change: Mapping[str, Any]) -> bool:
+def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     """Return whether the parameters of a model suffice for other fields."""
-    shapes = parameter_shapes(config)
     try:
         needed = parameter_shapes(dataclasses.replace(config, **change))
     except ConfigError:
@@ -60,20 +60,22 @@ def _is_possible(config: TransformerConfig, change: Mapping[str, Any]) -> bool:
     return all(shapes.get(parameter) == shape for parameter, shape in needed.items())
 
 
-def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -> tuple[Fields, float]:
+def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find the few fields whose change leaves least of the difference, and the share that remains.
 
     Args:
         config: The configuration of the port.
         left: Returns the difference that remains with a fault.
+        clock: The time for the search; afterwards the best so far is returned.
     """
     before = left(changed({}))
     best: list[tuple[float, Fields]] = [(before, {})]
     beam = best
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST if clock.left else 0):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
-        beam = sorted(((left(changed(fields)), fields) for fields in distinct), key=lambda each: each[0])
+        tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
+        beam = sorted(tried, key=lambda each: each[0])
         best, beam = min(best, beam[:1] or best, key=lambda each: each[0][0]), beam[: WALKS // len(alternatives())]
     least, fields = best[0]
     return fields, least / before if before else 1.0

@@ -64,7 +64,7 @@ class LogitsOracle(Oracle):
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
         super().__init__(run, parameters)
-        self._in_sequence: dict[str, float] = {}
+        self._again: dict[str, float] = {}
 
     def _evaluate(
         self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None
@@ -81,17 +81,17 @@ class LogitsOracle(Oracle):
         errors += [self._error(dtype, index, neighbour(self.arrays, index)) for index in range(self.points)]
         return {"logits": max(errors)}
 
-    def noise_in_sequence(self, dtype: str) -> float:
-        """Return the reference's own error with sequential sums over the keys."""
-        if dtype not in self._in_sequence:
-            measured = "float32" if dtype == "float64" else dtype
-            error = self._error(measured, IN_SEQUENCE)
-            self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
-        return self._in_sequence[dtype]
+    def measure_again(self, dtype: str, points: int = 1) -> float:
+        """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbours."""
+        measured, known = "float32" if dtype == "float64" else dtype, self._again.get(dtype, 0.0)
+        variants = range(IN_SEQUENCE, points) if points > 1 or dtype not in self._again else ()
+        errors = [self._error(measured, index, neighbour(self.arrays, index) if index else None) for index in variants]
+        self._again[dtype] = max(known, *(error * (epsilon(dtype) / epsilon(measured)) for error in errors), 0.0)
+        return self._again[dtype]
 
-    def known_in_sequence(self, dtype: str) -> float:
+    def known_again(self, dtype: str) -> float:
         """Return the same error if it is measured already, otherwise 0."""
-        return self._in_sequence.get(dtype, 0.0)
+        return self._again.get(dtype, 0.0)
 
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
@@ -124,7 +124,7 @@ class ReachProbe(Probe):
         keys count too.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
-        noise = max(noise, self.oracle.noise_in_sequence(dtype)) if in_sequence else noise
+        noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
         scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
         return RULES[dtype].budget(noise, epsilon(dtype), scale)
 

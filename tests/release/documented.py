@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-INSTALLS = re.compile(r'python -m pip install "?((?:\./)?(transparity|\.)(?:\[[\w,]+\])?)(?![\w:])"?')
+INSTALLS = re.compile(r'python -m pip install (?:nox )?"?((?:\./)?(transparity|\.)(?:\[[\w,]+\])?)(?![\w:])"?')
 """A line that installs the project, from an index or from a clone."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
@@ -31,8 +31,8 @@ def lines() -> Iterator[tuple[Path, int, str]]:
             yield page, found.start(), found[1]
 
 
-def try_line(page: Path, start: int, asked: str, wheel: Path, clone: Path) -> None:
-    """Install one line in an empty environment, and run its examples there."""
+def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
+    """Install one line in an empty environment, and run the examples below it there."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
         began, program = time.monotonic(), Path(folder, "empty/bin/python")
@@ -40,14 +40,15 @@ def try_line(page: Path, start: int, asked: str, wheel: Path, clone: Path) -> No
         package = f"{source}{asked[asked.index('[') :] if '[' in asked else ''}"
         subprocess.run([program, "-m", "pip", "install", "--quiet", package], check=True, cwd=folder)
         took = time.monotonic() - began
-        Path(folder, "work").mkdir()
-        command = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
-        ended = subprocess.run(command, cwd=Path(folder, "work"), check=False)
-        where = f"{page.relative_to(ROOT)}: pip install {asked!r}"
-        if ended.returncode:
-            sys.exit(f"{where}: an example below it fails")
-        sys.stdout.write(f"{where}: installed in {took:.0f} s, with its examples {time.monotonic() - began:.0f} s\n")
-        sys.stdout.flush()
+        sys.stdout.write(f"pip install {asked!r}: {took:.0f} s\n")
+        for page, start in places:
+            began = time.monotonic()
+            work = Path(tempfile.mkdtemp(dir=folder))
+            command = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
+            if subprocess.run(command, cwd=work, check=False).returncode:
+                sys.exit(f"{page.relative_to(ROOT)}: an example below pip install {asked!r} fails")
+            sys.stdout.write(f"    {page.relative_to(ROOT)}: {time.monotonic() - began:.0f} s\n")
+            sys.stdout.flush()
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
@@ -66,6 +67,7 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
                 Path(named[1]).write_text(body, encoding="utf-8")
             if is_after or named:
                 exec(compile(body, "<block>", "exec"), namespace)
+                ran += is_after and not named
         elif kind == "console" and is_after:
             ran += run_console(body)
         elif kind == "sh" and is_after:
@@ -121,13 +123,14 @@ def executed(command: str, folder: Path | None = None) -> str:
 
 
 def main(wheel: str, clone: str, *words: str) -> None:
-    """Try every install line, or those with a word."""
-    tried = 0
+    """Try every install line, or those with a word; the same line of several pages in one environment."""
+    places: dict[str, list[tuple[Path, int]]] = {}
     for page, start, asked in lines():
         if not words or any(word in f"{page.name}: {asked}" for word in words):
-            try_line(page, start, asked, Path(wheel).resolve(), Path(clone).resolve())
-            tried += 1
-    if not tried:
+            places.setdefault(asked, []).append((page, start))
+    for asked, found in places.items():
+        try_line(asked, found, Path(wheel).resolve(), Path(clone).resolve())
+    if not places:
         sys.exit("there is no such line")
 
 

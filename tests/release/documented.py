@@ -77,7 +77,7 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
 
 
 def run_console(body: str) -> int:
-    """Run each command of a block, whose first line of output is that of the page."""
+    """Run each command of a block, and compare its first line of output with the page."""
     for session in re.split(r"(?m)^\$ ", body)[1:]:
         command, _, expected = session.partition("\n")
         printed = executed(command)

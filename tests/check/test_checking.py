@@ -121,7 +121,7 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
 
 def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
     misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm")
-    assert "of another shape (see the notes)" in sentence(misshapen)
+    assert "its shape is wrong (see the notes)" in sentence(misshapen)
     lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm")
     assert "logits: holds numbers that are not finite" in sentence(lost)
 

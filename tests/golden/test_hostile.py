@@ -95,7 +95,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
     [
         (["{}:nothing"], "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
         (["{}:number"], "'number' of {} is 5; expected a function number(config, parameters)."),
-        (["{}"], "The port is '{}'; expected path/to/file.py:build or package.module:build."),
+        (["{}"], "The port is '{}'; expected file.py:NAME or package.module:NAME, as my.py:load."),
         (["{}:"], "The port is '{}:'; expected"),
         (["{}x.py:build"], "There is no file {}x.py; expected a Python file"),
         (["no.such:build"], "There is no module 'no.such' in this folder, and none is installed."),

@@ -94,7 +94,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
-    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
+    instead = kind if kind == "1" else f"{kind} ({right:.4g})"
+    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
     # Masked scores that are set before the scale are scaled too, which shows if the mask is weak.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}

@@ -90,6 +90,7 @@ def _bfloat16() -> Any:
     return ml_dtypes.bfloat16
 
 
+@np.errstate(over="ignore")  # a number beyond the range is infinite, and no budget covers it
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     """Round `value` to `dtype`, in a dtype that NumPy can compute with."""
     if value.dtype.kind != "f":

@@ -161,6 +161,7 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
         return arrays
     random = np.random.default_rng(index)
 
+    @np.errstate(over="ignore")
     def moved(value: Any) -> Any:
         if isinstance(value, Mapped):
             return value.changed(functools.partial(_moved_in_file, index))

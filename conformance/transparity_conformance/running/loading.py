@@ -34,7 +34,7 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
     """Import the function that `spec` names; raise `LoadError` if it does not exist; `what` names it in messages."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
-        raise LoadError(f"The {what} is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
+        raise LoadError(f"The {what} is {shown(spec)}; expected file.py:NAME or package.module:NAME, as my.py:load.")
     module = load_file(Path(where), what) if where.endswith(".py") else _load_module(where)
     build = _attribute(module, where, name)
     if not callable(build):

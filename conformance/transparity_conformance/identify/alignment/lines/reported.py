@@ -10,6 +10,7 @@ import numpy as np
 from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
@@ -19,13 +20,34 @@ from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.check.findings import spread
+from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.report import Cause, Divergence, Report
 
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
     """Add the port's line to every divergence whose operation was recorded, and the notes of the recording."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
-    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
+    changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
+    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
+
+
+def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
+    """The part of a right activation that the line of a fault changes, if it leaves the rest unchanged."""
+    call = heard.calls.get(fault.probe)
+    if call is None or fault.source is None or fault.where not in call.numbers:
+        return
+    line, parts = PortLine(**fault.source), []
+    for operation in call.operations:
+        if operation.source is None or (operation.source.file, operation.source.line) != (line.file, line.line):
+            continue
+        for given in (call.operations[index].value for index in {*operation.inputs} & {*call.numbers.values()}):
+            if given.shape == operation.value.shape and given.ndim in (3, 4):
+                errors = error_profile(operation.value, given).items()
+                parts.append({axis: list(each) for axis, each in errors if 0 < np.count_nonzero(each) < len(each)})
+    if any(parts):
+        least = min(filter(None, parts), key=lambda part: sum(map(np.count_nonzero, part.values())))
+        yield f"{line.place} changes only {'; '.join(spread(least, fault.budget))}"
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:

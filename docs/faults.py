@@ -131,14 +131,21 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a file and the shortest edit of it, by cause: other people's code, else that of the independent port."""
-    found: dict[str, tuple[bool, int, int, str, str]] = {}
+    """Return a file and an edit, by cause: a real bug, else another one of published code or the independent port."""
+    found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
         old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
         if old and new and "file" in row and not row["file"].startswith("subjects"):
             for rank, cause in enumerate(row.get("causes", [])):
-                this = ("/" not in row["file"], rank, len(old + new), row["file"], edit(old, old, new))
+                this = (
+                    "/" not in row["file"],
+                    "source" not in row,
+                    rank,
+                    len(old + new),
+                    row["file"],
+                    edit(old, old, new),
+                )
                 found[cause] = min(found.get(cause, this), this)
     return {cause: (file, text) for cause, (*_, file, text) in found.items()}
 

@@ -73,30 +73,6 @@ def test_a_square_weight_that_is_transposed_is_named() -> None:
     assert sentences("gpt2-conv1d", {OUTPUT: name}) == [f"your {name} is transposed: your model computes with {name}.T"]
 
 
-@pytest.mark.long
-def test_exchanged_weights_are_named_in_one_layer_or_all() -> None:
-    gate, up = "layers.{i}.feed_forward.w1.weight", "layers.{i}.feed_forward.w3.weight"
-    assert sentences("meta-llama", {GATE: up, UP: gate}) == [
-        f"{GATE} is kept in {up}, and your model computes with {gate} in its place",
-        f"{UP} is kept in {gate}, and your model computes with {up} in its place",
-    ]
-    gate, up = (line.replace("{i}", "1") for line in (gate, up))
-    one = [name.replace("{i}", "1") for name in (GATE, UP)]
-    assert [each[:70] for each in sentences("meta-llama", {one[0]: up, one[1]: gate})] == [
-        f"{one[0]} is kept in {up}, and"[:70],
-        f"{one[1]} is kept in {gate}, and"[:70],
-    ]
-
-
-@pytest.mark.long
-def test_a_fused_weight_in_another_order_is_named() -> None:
-    right = adapted("phi3").adapter.lines
-    assert sentences("phi3", {KEY: right[VALUE], VALUE: right[KEY]}) == [
-        f"{KEY} is kept in {right[VALUE]}, and your model computes with {right[KEY]} in its place",
-        f"{VALUE} is kept in {right[KEY]}, and your model computes with {right[VALUE]} in its place",
-    ]
-
-
 FORGETFUL = """
 import torch
 

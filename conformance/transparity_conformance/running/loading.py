@@ -51,7 +51,7 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
             arguments = "folder" if name.startswith("load") else "config, parameters"
             close = difflib.get_close_matches(name, vars(module), 1)
             wanted = f"a class {name}" if name[0].isupper() else f"a function {name}({arguments})"
-            meant = f"did you mean {close[0]!r}?" if close else f"expected {wanted}."
+            meant = f"did you mean {close[0]!r}?" if close else f"expected {wanted} there."
             raise LoadError(f"{where} has no {name!r}; {meant}") from None
         raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 

@@ -200,9 +200,9 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
         query = next((name for name in held if ".0." in name and "attn" in name), "attn.0.weight")
         shares = np.arange(0, config.rotated_dim, 2) / config.rotated_dim
         found[f"{query.rsplit('.', 2)[0]}.rotary_emb.inv_freq"] = (config.rope_theta**-shares).astype(np.float32)
-    tokens = next((value for value in held.values() if value.shape == (config.vocab_size, config.embed_dim)), None)
-    if config.tied_head and tokens is not None:
-        found["lm_head.weight"] = np.array(tokens)
+    if config.tied_head:
+        size = (config.vocab_size, config.embed_dim)
+        found |= dict([("lm_head.weight", np.array(value)) for value in held.values() if value.shape == size][:1])
     return {name: value for name, value in found.items() if name not in held}
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
+from transparity_conformance.capabilities.decoding.steps import StepRequest, named_inputs, take_step
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.listening.operation import Operation, Source
@@ -36,13 +36,23 @@ class _Step:
     length: int
 
 
-def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe]) -> Report:
-    """Add to the divergence of a port's steps the line where the first wrong one parts from the forward pass."""
+def with_line_of_step(
+    report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
+) -> Report:
+    """Add to the divergence of a port's steps the line where the first wrong one parts from the forward pass.
+
+    Args:
+        report, forward: the report, and the port.
+        requests: the steps that were compared.
+        others: the port at other sizes, by the identity of their parameters.
+    """
     for index, fault in enumerate(report.faults):
-        if fault.where != "step" or not math.isfinite(fault.error) or fault.probe not in probes:
+        asked = [each for each in requests if each.probe.name == fault.probe]
+        if fault.where != "step" or not math.isfinite(fault.error) or not asked:
             continue
+        built = others.get(id(asked[0].probe.parameters), forward)
         try:
-            source = _line(forward, probes[fault.probe], fault.budget, fault.error)
+            source = _line(built, asked, fault.budget, fault.error)
         except PortProcessError:
             raise
         except (PortError, TypeError) as error:  # the latter of a step that returns something else this time
@@ -52,10 +62,10 @@ def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe])
     return report
 
 
-def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | None:
+def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
     """The line of the first wrong number of the first wrong step, of one row if it is wrong there."""
-    for rows in (aligned_probe(probe), probe):
-        for request in step_requests({rows.name: rows}).values():
+    for rows in (aligned_probe(requests[0].probe), requests[0].probe):
+        for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
             if step is not None and step.operations:  # an artefact that tells its own has none of its steps
                 return _parting(step, _right_ones(forward, rows), budget, error)

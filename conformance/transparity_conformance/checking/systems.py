@@ -47,8 +47,8 @@ class System:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the sizes are those that were asked for, and not those of a probe."""
-        return self.parameters is not None or self.name == "config"
+        """Whether the sizes are those that were asked for, as of a family, and not those of a probe."""
+        return self.parameters is not None or self.name in ("config", self.model_type)
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:

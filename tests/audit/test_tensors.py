@@ -186,6 +186,10 @@ def test_a_loader_may_call_what_is_missing_by_the_name_it_has_in_the_model() -> 
     assert said.line_about("model.layers.1.block_sparse_moe.gate.weight")
     for other in ("model.layers.11.block_sparse_moe.gate.weight", "model.layers.1.block_sparse_moe.gate.bias"):
         assert not said.line_about(other)
+    assert not said.line_about("embed_out.weight")
+    with recorded_messages() as said:
+        print("lm_head.weight | MISSING")  # noqa: T201
+    assert said.line_about("embed_out.weight") and not said.line_about("embed_out.weight", said.lines())
 
 
 def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,8 +102,8 @@ OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a m
 give --checkpoint FOLDER and a PORT that is load(folder)."""
 OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
 OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
-OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or \
---config FILE, whose max_length allows it."""
+OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER, \
+--config FILE, or --family NAME --set max_position_embeddings=N (or its name for it), whose max_length allows it."""
 OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
 OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
 OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
@@ -117,7 +117,7 @@ RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
     OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
     OptionRule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
-    OptionRule("--length", OF_LENGTH, needs="--checkpoint --config"),
+    OptionRule("--length", OF_LENGTH, needs="--checkpoint --config --set"),
     OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),
     OptionRule("--adapter", OF_ADAPTER, "--command"),

@@ -47,8 +47,8 @@ class System:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the sizes are the requested ones, not a probe's."""
-        return self.parameters is not None or self.name == "config"
+        """Return whether the sizes are the requested ones, such as a family's, not a probe's."""
+        return self.parameters is not None or self.name in ("config", self.model_type)
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:

@@ -216,7 +216,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
-    clock.begin(2)
+    clock.begin()
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
     if left > NO_EXPLANATION:
         return []

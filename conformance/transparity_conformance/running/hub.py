@@ -119,7 +119,7 @@ class Messages:
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
-        lines += [line for line in self.lines() if renamed is not None and renamed.search(line) and line not in usual]
+        lines += [line for line in self.lines() if renamed.search(line) and line not in usual]
         return next((safe(line, SENTENCE).rstrip(".") for line in lines), "")
 
 
@@ -132,9 +132,10 @@ def _about(name: str) -> re.Pattern[str]:
     return re.compile("|".join(names))
 
 
-def _renamed(name: str) -> re.Pattern[str] | None:
+def _renamed(name: str) -> re.Pattern[str]:
     found = re.fullmatch(r".*?\.(\d+)\..*\.(\w+)", name)
-    return None if found is None else re.compile(rf"\.{found[1]}\.(?:\w+\.)*{found[2]}\b")
+    begins, last = (rf"\.{found[1]}\.", found[2]) if found else (r"(?:^|\s)[^\W\d]\w*\.", name.rpartition(".")[2])
+    return re.compile(rf"{begins}(?:[^\W\d]\w*\.)*{last}\b")
 
 
 def _message(record: logging.LogRecord) -> str:

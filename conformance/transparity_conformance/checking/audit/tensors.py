@@ -180,7 +180,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """The tensors beside those of the model with which a loader, right without them, answers otherwise."""
+    """Yield each further tensor that changes the answer of a loader, which is right without it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = port.logits(Edit(beside={name: value}), file.probe, file.dtype)
         if isinstance(answer, PortError) or not file.probe.is_off(answer, file.dtype):
@@ -193,8 +193,10 @@ def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Tensors that published folders have beside those of a model: of a head that predicts several tokens, frequencies
-    of rotary positions, and a copy of the tied head."""
+    """Return tensors of published folders that no model reads.
+
+    They belong to a head that predicts several tokens, to rotary positions, and to a tied head.
+    """
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
     found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
@@ -202,9 +204,9 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
         query = next((name for name in held if ".0." in name and "attn" in name), "attn.0.weight")
         shares = np.arange(0, config.rotated_dim, 2) / config.rotated_dim
         found[f"{query.rsplit('.', 2)[0]}.rotary_emb.inv_freq"] = (config.rope_theta**-shares).astype(np.float32)
-    tokens = next((value for value in held.values() if value.shape == (config.vocab_size, config.embed_dim)), None)
-    if config.tied_head and tokens is not None:
-        found["lm_head.weight"] = np.array(tokens)
+    if config.tied_head:
+        size = (config.vocab_size, config.embed_dim)
+        found |= dict([("lm_head.weight", np.array(value)) for value in held.values() if value.shape == size][:1])
     return {name: value for name, value in found.items() if name not in held}
 
 

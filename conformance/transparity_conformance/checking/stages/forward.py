@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from transparity_conformance.capabilities.capability import ForwardPass
 from transparity_conformance.capabilities.compare import failed
+from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
@@ -274,4 +276,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 def find_line_of_step(evidence: Evidence) -> None:
     """Find the line at which a wrong step of cached decoding diverges from the forward pass."""
-    evidence.report = with_line_of_step(evidence.report, evidence.ran.forward, evidence.ran.probes)
+    ran, reached = evidence.ran, evidence.reached
+    passed = ForwardPass(ran.probes, {}, evidence.arguments.dtype, reached=[each.probe for each in reached.right])
+    requests = list(STEPS.ways[0].all_requests(passed).values()) if evidence.report.faults else []
+    evidence.report = with_line_of_step(evidence.report, ran.forward, requests, reached.forwards)

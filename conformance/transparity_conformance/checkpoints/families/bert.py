@@ -179,6 +179,8 @@ PAD, BUCKETS, DISTANCE = 1, 32, 128
 
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:
+    if fields["pad_token_id"] is None:
+        raise wrong("pad_token_id", None, f"{PAD}, for which no position is counted whatever the file says")
     return _counted({**fields, "pad_token_id": PAD})
 
 

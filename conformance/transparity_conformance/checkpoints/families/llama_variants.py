@@ -153,7 +153,7 @@ MINISTRAL3 = MISTRAL.variant(
     model="Ministral3ForCausalLM",
     example=EXAMPLE
     | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, BETA: 0.7} | {ORIGINAL: 8}},
-    rows=(rope(_rotary_ministral3, _write_rotary_ministral3, rope_theta=1_000_000.0, rope_parameters=None),),
+    rows=(rope(_rotary_ministral3, _write_rotary_ministral3, rope_theta=10_000.0, rope_parameters=None),),
     defaults={"max_position_embeddings": 262_144, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None},
 )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from transparity_conformance.capabilities.decoding.steps import named_inputs, step_requests, take_step
+from transparity_conformance.capabilities.decoding.steps import StepRequest, named_inputs, take_step
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.listening.operation import Operation, Source
@@ -36,13 +36,23 @@ class _Step:
     length: int
 
 
-def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe]) -> Report:
-    """Add to a divergence of a port's steps the line where the first wrong step leaves the forward pass."""
+def with_line_of_step(
+    report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
+) -> Report:
+    """Add to a divergence of a port's steps the line where the first wrong step leaves the forward pass.
+
+    Args:
+        report, forward: The report and the port.
+        requests: The compared steps.
+        others: The port at other sizes, by the identity of their parameters.
+    """
     for index, fault in enumerate(report.faults):
-        if fault.where != "step" or not math.isfinite(fault.error) or fault.probe not in probes:
+        asked = [each for each in requests if each.probe.name == fault.probe]
+        if fault.where != "step" or not math.isfinite(fault.error) or not asked:
             continue
+        built = others.get(id(asked[0].probe.parameters), forward)
         try:
-            source = _line(forward, probes[fault.probe], fault.budget, fault.error)
+            source = _line(built, asked, fault.budget, fault.error)
         except PortProcessError:
             raise
         except (PortError, TypeError) as error:  # TypeError: the step returned something else this time
@@ -52,10 +62,10 @@ def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe])
     return report
 
 
-def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | None:
+def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number in the first wrong step, on one row if that row is wrong."""
-    for rows in (aligned_probe(probe), probe):
-        for request in step_requests({rows.name: rows}).values():
+    for rows in (aligned_probe(requests[0].probe), requests[0].probe):
+        for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
             if step is not None and step.operations:  # an artefact that reports its own steps has no operations
                 return _parting(step, _right_ones(forward, rows), budget, error)

@@ -222,8 +222,8 @@ MISTAKES = {
     "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
     "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' are others",
     "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",
-    "export --checkpoint {checkpoint} new --loss": "goes with a DIR alone",
-    "export --layers 0 new": "goes with a DIR alone",
+    "export --checkpoint {checkpoint} new --loss": "leave out the other options",
+    "export --layers 0 new": "leave out the other options",
 }
 
 

@@ -561,7 +561,7 @@ def _export_checkpoint(
 
     if checkpoint is None or folder is None or others:
         raise UsageError(
-            "--checkpoint FOLDER goes with a DIR, --head, --layers and --dtype; leave out the other options."
+            "--checkpoint FOLDER goes with DIR, --head, --layers and --dtype; leave out the other options."
         )
     with progress_bar() as progress:
         options: dict[str, Any] = {"head": head, "dtype": dtype, "progress": progress}

@@ -73,30 +73,6 @@ def test_a_square_weight_that_is_transposed_is_named() -> None:
     assert sentences("gpt2-conv1d", {OUTPUT: name}) == [f"your {name} is transposed: your model computes with {name}.T"]
 
 
-@pytest.mark.long
-def test_exchanged_weights_are_named_in_one_layer_or_all() -> None:
-    gate, up = "layers.{i}.feed_forward.w1.weight", "layers.{i}.feed_forward.w3.weight"
-    assert sentences("meta-llama", {GATE: up, UP: gate}) == [
-        f"{GATE} is stored in {up}, but your model computes with {gate}",
-        f"{UP} is stored in {gate}, but your model computes with {up}",
-    ]
-    gate, up = (line.replace("{i}", "1") for line in (gate, up))
-    one = [name.replace("{i}", "1") for name in (GATE, UP)]
-    assert [each[:70] for each in sentences("meta-llama", {one[0]: up, one[1]: gate})] == [
-        f"{one[0]} is stored in {up}, but"[:70],
-        f"{one[1]} is stored in {gate}, but"[:70],
-    ]
-
-
-@pytest.mark.long
-def test_a_fused_weight_in_another_order_is_named() -> None:
-    right = adapted("phi3").adapter.lines
-    assert sentences("phi3", {KEY: right[VALUE], VALUE: right[KEY]}) == [
-        f"{KEY} is stored in {right[VALUE]}, but your model computes with {right[KEY]}",
-        f"{VALUE} is stored in {right[KEY]}, but your model computes with {right[VALUE]}",
-    ]
-
-
 FORGETFUL = """
 import torch
 

@@ -22,7 +22,6 @@ from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy
 
 TIE = "    if settings.tied:"
-UP = "model.layers.0.mlp.up_proj.weight"
 
 
 def faults(load: Callable[..., Any], family: str, folder: Path) -> dict[str, AuditedTensor]:

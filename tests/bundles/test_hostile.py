@@ -36,7 +36,6 @@ MEGABYTES = 300
 UNSIGNED, FORGED, WRITTEN = 400, 120, 400
 """Damaged files of each kind that are tried; ten times as many with --every-case."""
 
-Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
 """A change of a folder, and a part of the sentence with which it is refused."""

@@ -92,27 +92,6 @@ def test_describe_takes_any_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_right_port_agrees(ports: Path, tmp_path: Path) -> None:
-    answers = tmp_path / "answers.json"
-    result = invoke("check", f"{ports}:right", "--preset", "notes-lm", "--preset", "walkthrough", "--json", answers)
-    assert result.exit_code == 0, result.output
-    reports = json.loads(answers.read_text())
-    assert [(report["preset"], report["verdict"]) for report in reports] == [
-        ("notes-lm", "agrees"),
-        ("walkthrough", "agrees"),
-    ]
-    assert "agrees" in result.stdout
-
-
-@pytest.mark.long
-def test_a_wrong_port_diverges(ports: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    result = invoke("check", f"{ports}:wrong", "--preset", "notes-lm", "--logits-only", "--html", page)
-    assert result.exit_code == 1, result.output
-    assert "<html" in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.long
 def test_any_configuration_is_checked(tmp_path: Path) -> None:
     path, answers = tmp_path / "mine.json", tmp_path / "answers.json"
     path.write_text(preset("notes-lm").resized(num_decoder_layers=1).to_json())

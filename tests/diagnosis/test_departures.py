@@ -14,7 +14,6 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
-from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.oracle.cases import CASES
@@ -78,19 +77,6 @@ def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
 
     report = check(build, "notes-lm", budget=5)
     assert report.verdict == "diverges" and not report.other_fields
-
-
-@pytest.mark.long
-def test_a_loader_of_another_model_is_told_so() -> None:
-    def load(folder: str) -> Callable[..., Any]:
-        found = import_checkpoint(folder)
-        other = dataclasses.replace(found.config, norm="rms", positions="rotary")
-        forward = build_pytorch(other, {name: found.parameters[name] for name in parameter_shapes(other)})
-        return lambda ids: forward(tokens=np.asarray(ids))["logits"]
-
-    report = check(load, family="gpt2", budget=120, audit=False)
-    assert {"norm", "positions"} <= report.other_fields.keys()
-    assert sentence(report).startswith("This is not gpt2: it has ")
 
 
 def test_without_time_no_field_is_tried() -> None:

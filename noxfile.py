@@ -148,7 +148,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def exam(session: nox.Session) -> None:
-    """Take the published exam: bugs in other people's code. It goes on where it was interrupted."""
+    """Take the published exam: bugs in other people's code. It resumes after an interruption."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
@@ -157,7 +157,7 @@ def exam(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Try 20,000 inputs that nobody would write: each ends in a verdict or one sentence, soon."""
+    """Try 20,000 malformed inputs: each ends soon, in a verdict or one sentence."""
     install(session, "test")
     environment = SIDE_BY_SIDE | compiled(session)
     environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}

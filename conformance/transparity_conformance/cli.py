@@ -95,7 +95,7 @@ BY_LAYER_HELP = (
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
 AGAINST_HELP = (
     "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
-    "theirs.py:Model. Give it twice to learn which of the three stands alone."
+    "theirs.py:Model. Give it twice to learn which of the three differs from both others."
 )
 INPUTS_HELP = "Python file for --against, with `inputs`: a list of dicts of arrays, by the names of the arguments."
 HEAD_HELP = "Output of an encoder-only checkpoint or family. Default: the first that it has of pooled, logits, hidden."
@@ -243,8 +243,8 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
         if given["port"] is None or not given["against"] or is_mixed:
             raise UsageError(
-                "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
-                "--budget alone; leave out the other options."
+                "--against REFERENCE needs a PORT, and takes --config, --checkpoint, --inputs, --dtype, --timeout and "
+                "--budget; leave out the other options."
             )
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
@@ -269,7 +269,7 @@ def presets() -> None:
 
 @app.command()
 def describe(
-    preset: Annotated[str | None, _argument("PRESET", "Its name, that of a family, `vanilla`, or a JSON file.")] = None,
+    preset: Annotated[str | None, _argument("PRESET", "A preset, a family, `vanilla`, or a JSON file.")] = None,
     fields: Annotated[bool, _option("--fields", None, "Every field of a configuration, with its values.")] = False,
     diagram: Annotated[bool, _option("--mermaid", None, "A diagram of the model instead, as Mermaid text.")] = False,
     json_file: Annotated[
@@ -537,7 +537,7 @@ def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> 
     from transparity_conformance.oracle.probes import probe_parameters
 
     if family is None or folder is None or is_bundle:
-        raise UsageError("--family NAME and --as-hub DIR go together, without PRESET; give both of them alone.")
+        raise UsageError("--family NAME and --as-hub DIR go together; give both, without PRESET.")
     config = example_config(family)
     parameters = probe_parameters(config)
     export_checkpoint(family, config, parameters, folder)
@@ -560,7 +560,9 @@ def _export_checkpoint(
     from transparity_conformance.exchange.writing import export_for, export_pieces
 
     if checkpoint is None or folder is None or others:
-        raise UsageError("--checkpoint FOLDER goes with a DIR alone, and --head, --layers and --dtype with both.")
+        raise UsageError(
+            "--checkpoint FOLDER goes with DIR, --head, --layers and --dtype; leave out the other options."
+        )
     with progress_bar() as progress:
         options: dict[str, Any] = {"head": head, "dtype": dtype, "progress": progress}
         if not by_layer and layers is None:
@@ -621,9 +623,9 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class Told:
-    """What a check tells people: a line of progress that is overwritten, and the answer.
+    """The output of a check for people: a line of progress that is overwritten, and the answer.
 
-    Of several systems each has a line as soon as it is known; the answers of those that do not agree come last.
+    Each of several systems has a line as soon as its verdict is known. The answers of wrong ones follow.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:

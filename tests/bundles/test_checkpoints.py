@@ -217,10 +217,10 @@ MISTAKES = {
     "compare {bundle} {answers} --checkpoint {checkpoint}": "which does not belong there",
     "compare {plain} {answers} --checkpoint {checkpoint}": "has weights of its own; leave out --checkpoint",
     "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
-    "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' are others",
+    "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' differ",
     "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",
-    "export --checkpoint {checkpoint} new --loss": "goes with a DIR alone",
-    "export --layers 0 new": "goes with a DIR alone",
+    "export --checkpoint {checkpoint} new --loss": "leave out the other options",
+    "export --layers 0 new": "leave out the other options",
 }
 
 

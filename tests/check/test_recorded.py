@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+import torch.nn.functional as F
 from tests.golden.ports import GPT2, Gpt2, ReluOfOneRow, Showing, WrongFromSixtyFive
 
 from transparity_conformance import check
@@ -47,3 +49,14 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
     assert (causes(report), line(report)[: len(begins)]) == ([cause], begins)
     assert any(boundary in note for note in report.notes)
     assert told[0].faults[0].where == "logits" and told[-1].faults[0].source is not None
+
+
+class EveryThirdFeature(Gpt2):
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.linear(f"{at}.up", x))
+        return self.linear(f"{at}.down", torch.where(torch.arange(h.shape[-1]) % 3 == 1, 1.1 * h, h))
+
+
+def test_the_note_on_an_unexplained_line_has_the_pattern_of_its_changes() -> None:
+    report = check(EveryThirdFeature, config=GPT2, budget=10.0)
+    assert any("changes only every 3rd feature from 1" in note for note in report.notes)

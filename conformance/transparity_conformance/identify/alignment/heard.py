@@ -155,7 +155,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     clock.allow(of_a_walk)
     seconds = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if seconds > clock.left:
-        return f"finding {len(shapes)} taps takes about {seconds:.0f} s (--budget SECONDS gives it more)"
+        return f"finding {len(shapes)} taps takes about {math.ceil(seconds)} s (--budget SECONDS gives it more)"
     return ""
 
 

@@ -96,7 +96,7 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """What an answer says, apart from the size of errors."""
+    """The lines, causes and places of an answer, or its sentence; no errors."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
@@ -226,7 +226,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView) -> RenderableType:
-    """What was compared, how much of the tolerance was used, and what was not compared."""
+    """The comparisons, the share of the tolerance that they use, and omissions."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.fitting import small_recurrent, small_vision
 
-from meta.fitting.drawn import module
-from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 from transparity_conformance.identify.fitting.fit import fit
 
@@ -56,21 +54,6 @@ def test_the_packed_maps_of_mamba_2_are_matched() -> None:
         result.adapter.lines[f"{scope}.decay.weight"] == "layers.{i}.in_proj.weight[R*V+R*V+G*S+G*S:R*V+R*V+G*S+G*S+R]"
     )
     assert result.adapter.lines[f"{scope}.key_convolution.bias"] == "layers.{i}.conv.bias[R*V:R*V+G*S]"
-
-
-@pytest.mark.long
-def test_layers_with_and_without_a_recurrence_are_matched() -> None:
-    result = own(small_recurrent.Hybrid)
-    assert result.is_proved, result
-    assert result.adapter.lines["decoder.layers.{i}.recurrence.beta.weight"] == "blocks.{i}.mixer.b.weight"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["mamba2", "clip_vision_model"])
-def test_a_model_of_a_family_is_matched(family: str) -> None:
-    config = example_config(family)
-    result = adapt(functools.partial(module, config), config)
-    assert result.is_proved, result
 
 
 def test_a_wrong_front_is_not_proved() -> None:

@@ -124,15 +124,6 @@ def test_right_ports_agree_however_they_are_written(tmp_path: Path) -> None:
     assert report.coverage.lengths == (1, 7, 12)
 
 
-def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
-    text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("functional.silu", "functional.relu")
-    report = against_theirs(tmp_path, text)
-    assert len(report.faults) == 2
-    says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
-    assert "0.25 for 0.5" in says
-    assert "ReLU" in says
-
-
 def test_a_mistake_that_only_longer_calls_show_is_told_beside_one_that_all_show(tmp_path: Path) -> None:
     theirs = THEIRS.replace(".tril()", ".tril().triu(-8)")
     text = theirs.replace("k.mT * 0.5", "k.mT * 0.25").replace("triu(-8)", "triu(-9)")

@@ -17,14 +17,12 @@ from meta.independent.model import Model
 from meta.listening.cost import Model as TextbookGpt2
 from meta.pool.port import CASES, port_with, probes_called
 from transparity.config import TransformerConfig
-from transparity.taps import tap_shapes
 from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
 from transparity_conformance.matching.layout import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.report.check.findings import findings, sentence
 from transparity_conformance.running.process.running import built, run_listening
 
 GPT2 = TransformerConfig(
@@ -197,13 +195,6 @@ def test_a_fault_has_the_line_that_makes_the_first_wrong_number(build: type[Gpt2
     assert (fault.source["file"], fault.source["line"]) == (__file__, line_of(function, text))
 
 
-@pytest.mark.long
-def test_the_line_is_the_first_thing_of_a_sentence() -> None:
-    says = sentence(check(TanhGelu, config=GPT2))
-    assert says.startswith("test_alignment.py:")
-    assert '`h = F.gelu(h, approximate="tanh")`, decoder.layers.0.feed_forward.hidden' in says
-
-
 def test_a_right_port_is_not_listened_to() -> None:
     report = check(Gpt2, config=GPT2)
     assert report.verdict == "agrees"
@@ -255,19 +246,3 @@ def test_layouts_of_a_tap_are_its_axes_in_any_order_and_merged() -> None:
     arranged = [layout.to_ours(merged) for layout in layouts(value.shape, merged.shape, 3)]
     assert any(np.array_equal(each, value) for each in arranged)
     assert layouts((4, 6), (8, 3), 3) == ()
-
-
-@pytest.mark.long
-def test_the_page_shows_three_lines_before_and_after_the_line() -> None:
-    [line] = findings(check(TanhGelu, config=GPT2))[0].lines
-    shown = dict(line.around)
-    assert list(shown) == list(range(line.line - 3, line.line + 4))
-    assert shown[line.line].strip() == line.code
-
-
-@pytest.mark.long
-def test_of_several_causes_the_first_is_to_be_mended_first() -> None:
-    report = check(FiveBugs, config=CASES["llama"])
-    assert sentence(report).startswith("Fix this first: test_alignment.py:")
-    places = [finding.faults[0].where for finding in findings(report)]
-    assert places == sorted(places, key=list(tap_shapes(CASES["llama"], 1, tokens=1)).index)

@@ -12,12 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from tests.listening.common import is_same
 
 from transparity.config import TransformerConfig
-from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import aligned_probe
@@ -25,29 +22,11 @@ from transparity_conformance.identify.alignment.plan import plan_of, read
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.running.hub import loaded_here
 from transparity_conformance.running.process.running import built, run_listening
 from transparity_numpy.transformer import transformer
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")
-    from transformers import AutoModelForCausalLM
-
-Fault = Callable[[Any], None]
-"""Change one layer of the model."""
-
-
-def unscaled_weights(layer: Any) -> None:
-    if hasattr(layer.mlp, "gate"):
-        layer.mlp.gate.routed_scaling_factor = 1.0
-
-
-def half_scores(layer: Any) -> None:
-    layer.self_attn.scaling /= 2
-
-
-def latent_as_it_is(layer: Any) -> None:
-    layer.self_attn.kv_a_layernorm = torch.nn.Identity()
 
 
 def heard(build: Any, probe: Probe) -> Arrays:
@@ -61,37 +40,6 @@ def wrong(probe: Probe, found: Arrays) -> set[str]:
     """The names of taps that the reference makes otherwise from those in front of them."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
-
-
-def weights_as_they_are(layer: Any) -> None:
-    if hasattr(layer.mlp, "gate"):
-        layer.mlp.gate.norm_topk_prob = False
-
-
-@pytest.mark.parametrize(
-    ("family", "fault", "at"),
-    [
-        ("deepseek_v3", unscaled_weights, "feed_forward.output"),
-        ("deepseek_v3", half_scores, "self_attention.scores"),
-        ("deepseek_v3", latent_as_it_is, "self_attention.key_value_latent"),
-        ("qwen3_moe", weights_as_they_are, "feed_forward.output"),
-    ],
-)
-def test_what_a_router_masks_or_weighs_is_not_its_choice_nor_is_a_right_query_wrong(
-    family: str, fault: Fault, at: str
-) -> None:
-    def load(folder: str) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        for layer in model.model.layers:
-            fault(layer)
-        return model
-
-    config = example_config(family)
-    row = aligned_probe(next(iter(probes_of(config, family).values())))
-    with loaded_here(load, family) as build:
-        found = heard(build, row)
-    assert wrong(row, found) == {at}
-    assert not [tap for tap in found if tap.endswith(("router_chosen", "router_weights"))]
 
 
 def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.running.process.isolation import isolated
 from transparity_conformance.running.process.running import listen_in_full
 
 LINES = {
@@ -22,24 +20,6 @@ LINES = {
 }
 """The line of the port by the id of a row of cache-position."""
 
-STEPS_LOUDLY = """
-from transparity_pytorch import port
-
-def build(config, parameters):
-    forward = port.build(config, parameters)
-    right = forward.step
-
-    def step(tokens, cache, **named):
-        count, inner = cache or (0, None)
-        logits, inner = right(tokens, inner, **named)
-        if count:
-            logits = logits * 1.5
-        return logits, (count + 1, inner)
-
-    forward.step = step
-    return forward
-"""
-
 
 @pytest.mark.parametrize("id", LINES)
 def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(id: str) -> None:
@@ -48,15 +28,6 @@ def test_the_line_of_a_wrong_step_is_where_its_fault_is_written(id: str) -> None
     )
     (found,) = (each for each in report.faults if each.where == "step")
     assert found.source is not None and LINES[id] in found.source["code"]
-
-
-@pytest.mark.long
-def test_a_port_in_a_process_of_its_own_has_the_line_too(tmp_path: Path) -> None:
-    (tmp_path / "port.py").write_text(STEPS_LOUDLY)
-    with isolated(f"{tmp_path}/port.py:build") as build:
-        report = check(build, "notes-lm")
-    (found,) = (each for each in report.faults if each.where == "step")
-    assert found.source is not None and found.source["code"] == "logits = logits * 1.5"
 
 
 def test_listening_to_a_step_calls_it_once_with_its_own_cache() -> None:

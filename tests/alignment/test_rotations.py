@@ -145,21 +145,6 @@ def test_one_order_of_features_in_queries_and_keys_is_no_fault() -> None:
     assert "31 of 31 taps were found" in report.notes[-1]
 
 
-@pytest.mark.long
-def test_an_order_of_features_of_queries_alone_is_a_fault() -> None:
-    def build(config: TransformerConfig, parameters: Arrays) -> Any:
-        weights = {name: torch.tensor(value) for name, value in parameters.items()}
-        return forward(config, weights, *tables(config, config.rope_theta), 1, orders=((2, 0, 1), ()))
-
-    report = check(build, config=example_config("llama"))
-    assert report.verdict == "diverges"
-    assert [fault.where for fault in report.faults] == [
-        f"decoder.layers.{i}.self_attention.query_rotated" for i in range(2)
-    ]
-    source = report.faults[0].source
-    assert source is not None and source["code"].startswith("return torch.cat([x[..., :kept]")
-
-
 SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}
 
 

@@ -60,17 +60,8 @@ def test_real_weights_are_tried_where_they_are_named(project: Path) -> None:
     assert run(project, CHECKPOINTS, "-n", "1")[0] == {CHECKPOINTS}
 
 
-def test_options_of_pytest_benchmark_are_still_its_own(project: Path) -> None:
-    assert run(project, "--benchmark", "--benchmark-disable")[0] == {"benchmarks"}
-    assert run(project, "--benchmark-disable")[0] == {"conformance", "tests"}
-
-
 def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Path) -> None:
     (project / "benchmarks/plugin.py").write_text("raise ModuleNotFoundError('pytest_benchmark')\n")
     passed, said = run(project, "--benchmark", "-p", "no:benchmark")
     assert passed == set()
     assert said.strip() == 'ERROR: --benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"'
-
-
-def test_without_pytest_benchmark_all_else_works(project: Path) -> None:
-    assert run(project, "-p", "no:benchmark")[0] == {"conformance", "tests"}

@@ -142,27 +142,6 @@ def test_there_is_one_table(session: Session) -> None:
     assert "Rounds" not in session.output
 
 
-@pytest.mark.long
-def test_benchmarks_are_off_under_xdist(tmp_path: Path) -> None:
-    pytest.importorskip("xdist")
-    chosen = "walkthrough-1x32 and numpy and eager"
-    ended = pytest_in(tmp_path, "--benchmark", "-k", chosen, "-n", "1", "-rs", "-p", "no:cacheprovider")
-    assert ended.returncode == pytest.ExitCode.OK, ended.stdout
-    assert "benchmarks are off under xdist" in ended.stdout
-
-
-@pytest.mark.long
-def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
-    says = {
-        "--against=/nowhere": "--against /nowhere: this is no checkout of the project; name the folder of one",
-        "--device=abacus": "argument --device: invalid choice: 'abacus'",
-    }
-    for option, sentence in says.items():
-        refused = pytest_in(tmp_path, "--benchmark", option, "-q", "-p", "no:cacheprovider")
-        assert sentence in refused.stdout + refused.stderr
-        assert "Traceback" not in refused.stdout + refused.stderr
-
-
 def test_every_preset_is_a_workload_and_its_lengths_end_where_the_presets_do() -> None:
     assert {workload.config for workload in WORKLOADS.values() if not workload.peers} == set(map(preset, PRESETS))
     assert set(WORKLOADS["walkthrough-8x64"].lengths.values()) == {10}

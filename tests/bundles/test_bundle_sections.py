@@ -453,20 +453,6 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     return command
 
 
-@pytest.mark.long
-def test_a_program_is_asked_for_its_gradients_and_steps(program: Callable[[str], str], tmp_path: Path) -> None:
-    answers = tmp_path / "answers.json"
-    arguments = ["check", "--preset", "notes-lm", "--gradients", "--steps", "--json", str(answers), "--command"]
-    result = CliRunner().invoke(app, [*arguments, program("save_file(tensors, actual)")])
-    assert result.exit_code == 0, result.output
-    (report,) = json.loads(answers.read_text())
-    assert {"loss", "gradients", "step"} <= {claim["id"] for claim in report["claims"]}
-    wrong = program("tensors['mixed/gradient.head.bias'] *= -1\nsave_file(tensors, actual)")
-    assert CliRunner().invoke(app, [*arguments, wrong]).exit_code == 1
-    (report,) = json.loads(answers.read_text())
-    assert report["first_divergence"] == "gradient.head.bias"
-
-
 def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable[[str], str]) -> None:
     config = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
     crashes = program("save_file(without(tensors, 'gradient.head'), actual)\nsys.exit('no more')")

@@ -241,23 +241,6 @@ def assert_named(claim: str, how: SimulatedFault, found: CapabilityResult) -> No
     assert said == (claim, [how.says], ()), how.says
 
 
-RIGHT: list[tuple[Capability, Build, str]] = [
-    *((LOSS, with_loss(cross_entropy), name) for name in ("translation", "notes-lm")),
-    *((GENERATION, generating(generate), name) for name in ("notes-lm", "pre-norm", "translation")),
-    *((BEAMS, searching(beam_search), name) for name in ("notes-lm", "pre-norm", "translation")),
-    *((STEPS, backend, name) for backend in (numpy_build, pytorch_build) for name in ("notes-lm", "shared-heads")),
-    (TRAINING, learning(train), "trained"),
-]
-
-
-@pytest.mark.long
-def test_what_is_right_agrees() -> None:
-    for row, build, name in RIGHT:
-        found = found_in(row, build, name)
-        assert not found.faults and {claim.verdict for claim in found.claims} == {"agrees"}, (row.name, name)
-        assert {claim.id for claim in found.claims} == {way.claim for way in row.ways}, (row.name, name)
-
-
 UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {
     "loss": (LOSS, with_loss(lambda logits, targets, pad_id: logits.mean()), "translation", "loss"),
     "training": (

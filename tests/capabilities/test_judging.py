@@ -42,8 +42,6 @@ from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build
 
 PRESETS = ("notes-lm", "pre-norm", "translation")
-ENDLESS = ("unfinished continuations", "beams are kept by their scores", "an ended continuation")
-"""Beginnings of the descriptions of faults that show only when a row ends."""
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -28,10 +28,6 @@ def wrongly_scaled(config: TransformerConfig, parameters: dict[str, np.ndarray])
     return build(dataclasses.replace(config, attention_scale="head_dim"), parameters)
 
 
-def test_a_port_that_conforms_passes() -> None:
-    assert assert_conforms(build, preset="notes-lm").verdict == "agrees"
-
-
 def test_a_port_that_does_not_fails_with_the_answer() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_conforms(wrongly_scaled, preset="notes-lm")

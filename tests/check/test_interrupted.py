@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.alignment.test_alignment import GPT2, Gpt2, ScaledByTheWidth
+from tests.alignment.test_alignment import GPT2, Gpt2
 
 from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock, OutOfTime
@@ -70,16 +70,6 @@ def started(folder: Path, name: str, *options: str, terminal: bool = False) -> s
     )
 
 
-@pytest.mark.long
-def test_the_place_is_told_first_and_then_with_its_line() -> None:
-    told: list[Report] = []
-    report = check(ScaledByTheWidth, config=GPT2, located=told.append)
-    assert [each.verdict for each in told] == ["diverges", "diverges"]
-    assert not any(fault.causes for each in told for fault in each.faults)
-    assert [each.faults[0].where for each in told] == ["logits", report.faults[0].where]
-    assert told[1].faults[0].source == report.faults[0].source is not None
-
-
 def test_a_right_port_is_not_told_of() -> None:
     told: list[Report] = []
     assert check(Gpt2, config=GPT2, located=told.append).verdict == "agrees"
@@ -105,17 +95,6 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
     assert report["faults"][0]["source"]["code"].startswith("att = ")
     assert any(note.startswith("the check was interrupted") for note in report["notes"])
     assert "port.py:Two on config diverges" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_ctrl_c_while_the_port_is_listened_to_keeps_the_verdict(tmp_path: Path) -> None:
-    with started(tmp_path, "Slow") as process:
-        while not (tmp_path / "listens").exists():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (1, "")
-    assert "port.py:Slow differs from the reference" in said
 
 
 @pytest.mark.long

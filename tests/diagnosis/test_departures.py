@@ -12,8 +12,11 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
-from transparity_conformance.checkpoints.importing import import_checkpoint
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.fields import departures
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.transformer import transformer
@@ -29,7 +32,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
     report = check(build, "notes-lm", logits_only=True, budget=1)
     (note,) = (note for note in report.notes if note.startswith("nothing in the catalogue"))
     assert report.verdict == "diverges"
-    assert "this may be no notes-lm" in note and "`transparity fit`" in note
+    assert "this may not be a notes-lm" in note and "`transparity fit`" in note
     assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
 
 
@@ -76,14 +79,12 @@ def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
     assert report.verdict == "diverges" and not report.other_fields
 
 
-@pytest.mark.long
-def test_a_loader_of_another_model_is_told_so() -> None:
-    def load(folder: str) -> Callable[..., Any]:
-        found = import_checkpoint(folder)
-        other = dataclasses.replace(found.config, norm="rms", positions="rotary")
-        forward = build_pytorch(other, {name: found.parameters[name] for name in parameter_shapes(other)})
-        return lambda ids: forward(tokens=np.asarray(ids))["logits"]
+def test_without_time_no_field_is_tried() -> None:
+    tried = list[Hypothesis]()
 
-    report = check(load, family="gpt2", budget=120, audit=False)
-    assert {"norm", "positions"} <= report.other_fields.keys()
-    assert sentence(report).startswith("This is not gpt2: it has ")
+    def left(hypothesis: Hypothesis) -> float:
+        tried.append(hypothesis)
+        return 1.0
+
+    assert departures(CASES["llama"], left, Clock(0)) == ({}, 1.0)
+    assert len(tried) == 1

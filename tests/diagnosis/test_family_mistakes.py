@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from meta.pool.bug import View
-from meta.pool.judge import says
 from meta.pool.port import pool, probes_called
-from meta.pool.trials import Trial, failures, kind_of, shares
+from meta.pool.trials import Trial, failures
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import recording, tap_shapes
@@ -24,8 +23,7 @@ from transparity_conformance.capabilities.capability import BuiltPort, ForwardPa
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
-from transparity_conformance.catalogue import faults_at, hypotheses, whole_model, widest
-from transparity_conformance.checking.check import check
+from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import CASES, MODELS
@@ -39,42 +37,6 @@ from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.transformer import transformer
 
 Build = Callable[[TransformerConfig, Arrays], Any]
-
-SLOW = ("t5", "bart", "marian")
-"""Two stacks: by logits alone these take many seconds each, and `nox -s power` tries them."""
-
-
-def _catalogued(config: TransformerConfig) -> set[str]:
-    taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
-    return {mistake.id for tap in taps for mistake in faults_at(config, tap)}
-
-
-OF_PRESETS = {name for case in PRESETS for name in _catalogued(preset(case).resized())}
-
-
-def trials() -> Iterator[Trial]:
-    """Every mistake that no preset has, once, every third by logits alone, every case as often as the next."""
-    seen: dict[str, int] = dict.fromkeys(MODELS, 0)
-    rows = {bug.causes[0]: bug for bug in pool().values() if kind_of(bug) == "fault"}
-    names = [name for name in rows if name not in OF_PRESETS]
-    for number, name in enumerate(names):
-        view: View = "logits" if number % 3 == 2 else "taps"
-        cases = [
-            case for case in MODELS if rows[name].runs_in(MODELS[case]) and not (view == "logits" and case in SLOW)
-        ]
-        possible = (Trial("fault", case, (rows[name],), view) for case in sorted(cases, key=lambda case: seen[case]))
-        if trial := next((each for each in possible if each.acts()), None):
-            seen[trial.case] += 1
-            yield trial
-
-
-@pytest.mark.long
-def test_mistakes_of_families_are_detected_placed_and_named(pytestconfig: pytest.Config) -> None:
-    """Every fourth trial; all with --every-case."""
-    every = 1 if pytestconfig.getoption("--every-case") else 4
-    answers = [(trial, trial.run()) for trial in list(trials())[::every]]
-    missed = [f"{trial} → {says(answer)}" for trial, answer in answers if failures(trial, answer)]
-    assert [str(share) for share in shares(answers) if not share.is_reached] == [], missed
 
 
 @pytest.mark.parametrize(
@@ -121,22 +83,9 @@ def _agrees(build: Build, case: str, *, logits_only: bool) -> None:
     assert not report.faults and not report.notes
 
 
-def _pytorch(config: TransformerConfig, parameters: Arrays) -> Any:
-    column = pytest.importorskip("transparity_pytorch.port")
-    return column.build(config, parameters, dtype="float32", mode="eager")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_right_port_agrees(case: str) -> None:
     _agrees(_column, case, logits_only=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("build", [_column, _pytorch], ids=["numpy", "pytorch"])
-def test_a_right_port_agrees_however_it_is_looked_at(case: str, build: Build) -> None:
-    _agrees(build, case, logits_only=True)
-    _agrees(build, case, logits_only=False)
 
 
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
@@ -259,15 +208,6 @@ def _ends(request: Request) -> list[int]:
     forward = numpy_column.NumpyForward(config, request.parameters, "float64")
     said = forward.generate(request.prompt, request.steps, source=request.source)[:, begin:]
     return [int(np.argmax(row == config.eos_id)) for row in said if (row == config.eos_id).any()]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_what_a_port_of_a_family_offers_is_compared() -> None:
-    config = dataclasses.replace(CASES["gemma"], eos_id=2)
-    report = check(lambda config, parameters: numpy_column.build(config, parameters, dtype="float32"), config=config)
-    assert report.verdict == "agrees"
-    assert {"step", "generate", "beam_search"} <= {claim.id for claim in report.claims}
 
 
 def test_what_is_compiled_has_all_parts_that_no_preset_has() -> None:

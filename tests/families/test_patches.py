@@ -70,19 +70,6 @@ def test_wrong_patches_are_named(wrong: Change, named: str) -> None:
     assert {cause.mistake for fault in report.faults for cause in fault.causes} == {named}
 
 
-@pytest.mark.long
-def test_a_class_token_without_its_position_is_named_by_the_output() -> None:
-    def build(config: TransformerConfig, parameters: Any) -> Any:
-        table = parameters["encoder.position_embedding.weight"]
-        moved = np.concatenate([np.zeros_like(table[:1]), table[:-1]])  # patches have the positions from the first on
-        forward = pytorch_build(config, {**parameters, "encoder.position_embedding.weight": moved})
-        return lambda pixels: forward.logits(pixels=pixels)
-
-    report = check(build, config=IMAGES)
-    assert report.verdict == "diverges"
-    assert {"class-token"} == {cause.mistake for fault in report.faults for cause in fault.causes}
-
-
 def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(backend: Backend) -> None:
     probe = probes_of(IMAGES, "vit")["mixed"]
     forward, pixels = backend(IMAGES, probe.parameters, dtype="float32"), probe.inputs["pixels"]

@@ -5,15 +5,13 @@ All cases share the processes of two ranks; `python -m meta.measure --pool ranks
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
-from meta.ranks.measure import causes, checked, started
+from meta.ranks.measure import checked, started
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE
@@ -30,32 +28,6 @@ from transparity_conformance.running.process.ranks import group_of
 def two_ranks() -> Iterator[IsolatedBuild]:
     with started(RIGHT[0].spec, 2) as build:
         yield build
-
-
-@pytest.mark.parametrize(
-    ("port", "config"), [("columns", "notes-lm"), ("padded", "alibi"), ("stages", "windows"), ("rows", "relative")]
-)
-def test_a_right_placement_agrees(two_ranks: IsolatedBuild, port: str, config: str) -> None:
-    report = checked(two_ranks, Case(port, config, 2))
-    assert report.verdict == "agrees"
-    assert sentence(report).startswith("1 rank and 2 ranks of the same code agree. Only rounding differs:")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case))
-        for case in WRONG
-        if case.ranks == 2
-        and case.port in ("tensor__heads", "stages__layer_windows", "rows_learning__mean_of_means")
-        and case.config != "relative"
-    ],
-)
-def test_a_mistake_of_sharding_is_named(two_ranks: IsolatedBuild, case: Case) -> None:
-    report = checked(two_ranks, case)
-    assert report.verdict == "diverges"
-    assert case.cause in causes(report)
 
 
 def test_the_verdict_says_that_it_is_the_ranks_doing(two_ranks: IsolatedBuild) -> None:
@@ -80,13 +52,6 @@ def test_every_rank_is_listened_to(two_ranks: IsolatedBuild, monkeypatch: pytest
     monkeypatch.setattr(group, "whole", Counting())
     assert checked(two_ranks, Case("tensor__bias_down", "notes-lm", 2)).verdict == "diverges"
     assert set(asked) == {2}
-
-
-def test_each_mistake_is_right_on_one_rank() -> None:
-    """A mistake of sharding makes no difference there, so that it is not taken for another."""
-    alone = [dataclasses.replace(case, ranks=1) for case in WRONG if case.port == "tensor__fused"][:1]
-    with started(alone[0].spec, 1) as build, contextlib.closing(build):
-        assert checked(build, alone[0]).verdict == "agrees"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

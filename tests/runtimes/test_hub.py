@@ -55,19 +55,6 @@ def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(f
     assert judged(folder, folder).verdict == "agrees"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
-def test_recurrences_of_transformers_agree_in_half_precision(
-    family: str, half: str, check: Check, tmp_path: Path
-) -> None:
-    config = dataclasses.replace(example_config(family), num_experts=0)  # of which rounding would choose others
-    folder = tmp_path / family
-    export_checkpoint(family, config, probe_parameters(config), folder)
-    checked = check(folder, "--dtype", half)
-    assert (checked.report["dtype"], checked.exit_code) == (half, 0), checked.errors
-
-
 def test_on_the_command_line_a_folder_needs_no_checkpoint(hub: Hub, check: Check) -> None:
     checked = check(hub("llama"))
     assert checked.exit_code == 0, checked.errors

@@ -4,8 +4,9 @@ function makeReachable() {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0
 }
 
-// The buttons of each block of code are a landmark of their own.
+// The buttons of each block of code are a landmark of their own, and the empty corner of a table is no header.
 function nameLandmarks() {
+  document.querySelectorAll("th:empty").forEach(each => each.replaceWith(document.createElement("td")))
   document.querySelectorAll(".md-code__nav").forEach((each, index) => each.setAttribute("aria-label", `Code ${index + 1}`))
 }
 

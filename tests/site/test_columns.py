@@ -111,7 +111,7 @@ def test_a_changed_source_changes_its_page(monkeypatch: pytest.MonkeyPatch, seen
     after = pages()
     columns._definitions.cache_clear()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {column_page("mixers/attention"), f"plain {column_page('attention')}"}
+    assert changed == {column_page("mixers/attention"), f"plain {column_page('mixers/attention')}"}
     assert "mT" in after[column_page("mixers/attention")]
 
 

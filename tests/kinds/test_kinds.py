@@ -94,14 +94,3 @@ def test_the_right_twin_agrees(port: str, system: str, path: Path) -> None:
 def test_each_kind_has_three_faults() -> None:
     kinds = [row["kind"] for row in ROWS]
     assert min(kinds.count(kind) for kind in kinds) >= 3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["vit"])
-def test_an_unchanged_loader_of_transformers_passes_its_audit(family: str) -> None:
-    def load(folder: str) -> Any:
-        kind = transformers.AutoModel if family == "vit" else transformers.AutoModelForCausalLM
-        return kind.from_pretrained(folder)
-
-    found = check(load, family=family, audit=True, budget=0)
-    assert found.verdict == "agrees", (found.faults, found.coverage.untested)

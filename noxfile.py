@@ -239,7 +239,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
 def installed(session: nox.Session) -> None:
-    """Check the wheel in an empty environment, alone and with its extras, and the source archive."""
+    """Check the wheel in empty environments: alone, with extras, and with each install line of the pages."""
     (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
     session.chdir(session.create_tmp())
@@ -247,6 +247,11 @@ def installed(session: nox.Session) -> None:
         again = ["--force-reinstall", "--no-deps"] if asked == f"{archive}" else []
         session.install("--no-compile", *again, asked)
         session.run("python", "-I", str(script), version, extras, env={"PYTHONPATH": ""} | SIDE_BY_SIDE)
+    if session.python == "3.13":
+        shutil.unpack_archive(archive, "clone")
+        (clone,) = Path("clone").resolve().iterdir()
+        documented = [str(script.with_name("documented.py")), str(wheel), str(clone)]
+        session.run("python", *documented, env={"PYTHONPATH": ""} | SIDE_BY_SIDE)
 
 
 @nox.session

@@ -25,39 +25,40 @@ PACKAGES = (
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """A line of a process's status, or of another file of Linux, in bytes; raises `OSError` on another system."""
+    """Return a line of a process's status, or of another file of Linux, in bytes; raise `OSError` on another system."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def python_path(root: Path) -> str:
-    """Where a process finds the packages of a checkout, and all else that this process finds."""
+    """Return the path on which a process finds the packages of a checkout, and everything else that this process
+    finds."""
     found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
     return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 
 
 def variables() -> dict[str, str]:
-    """The variables that limit threads or choose an allocator; candidates inherit them, but for their threads."""
+    """Return the variables that limit threads or choose an allocator; candidates inherit them, except their threads."""
     return {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))}
 
 
 def overridden_kernels() -> dict[str, str]:
-    """The kernel variables of this process; candidates of the race do not inherit them."""
+    """Return the kernel variables of this process; candidates of the race do not inherit them."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries that are installed."""
+    """Return the versions of the installed libraries."""
     return {name: found for name in PACKAGES if (found := _version(name))}
 
 
 def cuda(device: str) -> dict[str, str]:
-    """The name of a CUDA device and the precision of its float32 products; below `highest`, TF32 may be used."""
+    """Return the name of a CUDA device and the precision of its float32 products; below `highest`, TF32 may be used."""
     if device != "cuda":
         return {}
     import torch
@@ -67,7 +68,7 @@ def cuda(device: str) -> dict[str, str]:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""Floating-point operations of a forward pass, counted from the configuration alone.
+"""Floating-point operations of a forward pass, counted from the configuration.
 
 A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
 With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attention_dim`:
@@ -20,11 +20,10 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | two convolutions of frames of M mel bins           | 4·B·T·D·3M; 2·B·T·D·3D |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
-Counted as the model is defined: hidden scores too (a causal mask saves nothing), and each decoder layer projects the
-memory anew; of experts (E) all, as PyTorch and JAX compute them.
-A state-space model corrects nothing: it has one number for each state, no k·k, and no product that corrects.
-Not counted, for they are no matrix products: softmax, masks, scales, norms, biases, residuals,
-activations and embeddings.
+The count follows the definition of the model. Hidden scores count too (a causal mask saves nothing), and each decoder
+layer projects the memory again. All experts (E) count, as PyTorch and JAX compute them. A state-space model corrects
+nothing: it has one number for each state, no k·k, and no product that corrects. Operations other than matrix products
+do not count: softmax, masks, scales, norms, biases, residuals, activations and embeddings.
 """
 
 from __future__ import annotations
@@ -32,21 +31,24 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 
 CHUNK = 64
-"""Positions of a chunk of a recurrence, in PyTorch."""
+"""Positions per chunk of a recurrence, in PyTorch."""
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """The FLOPs of one forward pass; `lengths` are those of the inputs by name: `source` and `target`, `tokens`, or
-    `pixels`, the positions of an image (`transparity.taps.lengths_of`)."""
+    """Return the FLOPs of one forward pass.
+
+    `lengths` has the length of each input by name (`transparity.taps.lengths_of`); for `pixels`, the positions of an
+    image.
+    """
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
-        raise ValueError(f"lengths are given of {given}; expected those of {expected}.")
+        raise ValueError(f"lengths has {given}; expected {expected}.")
     stacks = sum(stack_flops(config, name, **lengths) for name in config.input_names)
     return batch * (stacks + head_flops(config, lengths[config.input_names[-1]]))
 
 
 def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
-    """The layers that read the input `name`, for one row of the batch."""
+    """Return the FLOPs of the layers that read the input `name`, for one row of the batch."""
     length, stack = lengths[name], config.input_stack(name)
     crossing = attention_flops(config, length, lengths["source"]) if name == "target" else 0
     kinds = [config.for_layer(stack, index) for index in range(config.stack_num_layers(stack))]
@@ -56,7 +58,7 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 
 def mixer_flops(config: TransformerConfig, length: int) -> int:
-    """Self-attention, or the recurrence in its place: its maps, its convolutions and its states."""
+    """Count self-attention, or the recurrence that replaces it: its maps, its convolutions and its states."""
     if config.mixer == "attention":
         return attention_flops(config, length, length)
     projected = sum(config.convolution_dims.values()) + config.recurrent_dim + config.recurrent_heads
@@ -67,8 +69,11 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 
 
 def state_flops(config: TransformerConfig, length: int) -> int:
-    """The states of all heads, chunk by chunk: each chunk's queries, and with a correction its keys, with its keys, and
-    what they add; then each with the state. One position after the other, the last are all there is."""
+    """Count the states of all heads, chunk by chunk.
+
+    Each chunk multiplies its queries, and with a correction its keys, with its keys and with the values that they add.
+    It then multiplies each with the state. One position after another, only the products with the state remain.
+    """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
     readers = 2 if config.mixer == "gated-delta" else 1
@@ -77,7 +82,7 @@ def state_flops(config: TransformerConfig, length: int) -> int:
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:
-    """The linear map of patches, or the two convolutions of frames of audio; 0 for tokens."""
+    """Count the linear map of patches, or the two convolutions of frames of audio; 0 for tokens."""
     if name in config.token_inputs:
         return 0
     if config.mel_bins is None:
@@ -87,7 +92,7 @@ def front_flops(config: TransformerConfig, name: str, length: int) -> int:
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
-    """`queries` positions that look at `keys` positions."""
+    """Count the attention of `queries` positions to `keys` positions."""
     scores = product_flops(queries, config.attention_dim, keys)
     context = product_flops(queries, config.context_dim, keys)
     output = product_flops(queries, config.context_dim, config.embed_dim)
@@ -96,7 +101,7 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:
-    """The queries of every head, with the latent that they are projected from."""
+    """Count the queries of every head, with their latent."""
     if config.q_lora_rank is None:
         return product_flops(length, config.attention_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.q_lora_rank)
@@ -104,7 +109,7 @@ def query_flops(config: TransformerConfig, length: int) -> int:
 
 
 def key_value_flops(config: TransformerConfig, length: int) -> int:
-    """The keys and values of every head, with the latent that they are of and the features that are rotated."""
+    """Count the keys and values of every head, with their latent and the rotated features."""
     if config.kv_lora_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.kv_lora_rank + config.rotated_dim)
@@ -113,7 +118,7 @@ def key_value_flops(config: TransformerConfig, length: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Up, down, and a gate if there is one; with experts all of them, the router and the shared expert."""
+    """Count up, down, and a gate if there is one; with experts, all of them, the router and the shared expert."""
     dense = (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
     if not config.num_experts:
         return dense
@@ -125,7 +130,7 @@ def feed_forward_flops(config: TransformerConfig, length: int) -> int:
 
 
 def head_flops(config: TransformerConfig, length: int) -> int:
-    """The head on `length` positions."""
+    """Count the head on `length` positions."""
     rows = 1 if config.is_pooled else length
     square = product_flops(rows, config.embed_dim, config.embed_dim)
     final = product_flops(rows, config.embed_dim, config.head_size) if config.head in ("logits", "classes") else 0
@@ -133,10 +138,10 @@ def head_flops(config: TransformerConfig, length: int) -> int:
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:
-    """(rows, inner) times (inner, columns), a multiplication and an addition each."""
+    """Return the FLOPs of (rows, inner) times (inner, columns), a multiplication and an addition each."""
     return 2 * rows * inner * columns
 
 
 def _projected_features(config: TransformerConfig) -> int:
-    """From how many features each feature of a query, a key or a value is summed."""
+    """Return the number of features that each feature of a query, a key or a value sums."""
     return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

@@ -34,7 +34,7 @@ SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
     *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
 )
-"""That code: of the reference, of weights and budgets, and of workloads; of training, PyTorch's column too."""
+"""The code of the reference, of weights and budgets, and of workloads; for training, PyTorch's column too."""
 
 WRITE = """
 import pathlib, sys
@@ -44,15 +44,15 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""Positions compared at a time: the logits of all, in float64 and twice, would fill the memory."""
+"""Positions compared at a time: all float64 logits, twice, would fill the memory."""
 
 UNSURE = -1
-"""The mark of a token that rounding may change, and of those that follow it."""
+"""The mark of a token that rounding may change, and of the tokens after it."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The result that a workload has to give, in float64, and the largest difference that rounding explains."""
+    """The expected result of a workload, in float64, and the largest difference that rounding explains."""
 
     workload: Workload
     values: np.ndarray
@@ -60,7 +60,7 @@ class Expected:
 
 
 def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expected:
-    """The oracle of a workload."""
+    """Return the oracle of a workload."""
     compute = {"forward": logits, "decode": tokens, "train": losses}[workload.kind]
     return Expected(workload, *compute(workload, parameters, inputs))
 
@@ -83,12 +83,13 @@ def conformity(expected: Expected, result: Any) -> dict[str, float]:
 
 
 def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
-    """The conformity that uses most of the budget."""
+    """Return the conformity that uses most of the budget."""
     return max(found, key=lambda item: item["share"])
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """The folder with the oracle of a workload; with `root`, of that checkout's workload of this name, by its code."""
+    """Return the folder with the oracle of a workload; with `root`, from that checkout's code and workload of this
+    name."""
     digest = digest_of(workload, root or ROOT)
     if root is None:
         return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))
@@ -101,7 +102,7 @@ def oracle_of(workload: Workload, root: Path | None = None) -> Path:
 
 
 def digest_of(workload: Workload, root: Path) -> str:
-    """The digest of a workload and of the code that computes its oracle."""
+    """Return the digest of a workload and of the code that computes its oracle."""
     found = hashlib.sha256(json.dumps(workload.as_dict()).encode())
     for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train")):
         path = root / source
@@ -111,7 +112,7 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """The folder `name`, ending in a digest, that `write` has filled; it replaces those with other digests."""
+    """Return the folder `name`, ending in a digest, filled by `write`; folders with other digests are removed."""
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)
@@ -136,21 +137,21 @@ def write_oracle(folder: Path, workload: Workload) -> None:
 
 
 def read_oracle(folder: Path) -> Expected:
-    """The oracle that `write_oracle` wrote, its values still on the disk."""
+    """Return the oracle that `write_oracle` wrote; its values stay on the disk."""
     written = json.loads((folder / "oracle.json").read_text())
     values = np.load(folder / "expected.npy", mmap_mode="r")
     return Expected(Workload.from_dict(written["workload"]), values, written["budget"])
 
 
 def read_task(folder: Path, device: str = "cpu") -> Task:
-    """The task that `write_oracle` wrote."""
+    """Return the task that `write_oracle` wrote."""
     with np.load(folder / "inputs.npz") as inputs:
         parameters = load_parameters(folder / "parameters.safetensors")
         return Task(read_oracle(folder).workload, parameters, dict(inputs), str(folder), device)
 
 
 def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -> Iterator[float]:
-    """The errors of the positions that are compared, some at a time."""
+    """Yield the errors of the compared positions, some at a time."""
     shape = (workload.batch, list(workload.lengths.values())[-1], workload.config.vocab_size)
     yield 0.0 if result.shape == shape else np.inf
     for row, positions in enumerate(expected):
@@ -160,7 +161,7 @@ def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -
 
 
 def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The generated tokens and the expected ones, without those that rounding may change."""
+    """Return the generated tokens and the expected ones, without those that rounding may change."""
     generated = result[:, -workload.new_tokens :]
     if generated.shape != expected.shape:
         return generated, expected
@@ -169,14 +170,14 @@ def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) ->
 
 
 def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """The logits in float64, and the budget of the workload's precision."""
+    """Return the logits in float64, and the budget of the workload's precision."""
     inputs = {name: tokens[:, : workload.held] for name, tokens in inputs.items()}
     exact = _logits_in("float64", workload, parameters, inputs)
     return exact, _budget(workload.dtype, exact, _logits_in(workload.dtype, workload, parameters, inputs))
 
 
 def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """The most likely tokens in float64, up to the first that rounding may change; none may differ: the budget is 0."""
+    """Return the most likely tokens in float64, up to the first that rounding may change, with a budget of 0."""
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     written = generate(workload.config, exact, inputs["tokens"], workload.new_tokens)
     truth, budget = logits(workload, parameters, {"tokens": written[:, :-1]})
@@ -187,11 +188,11 @@ def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """The losses before each step, by PyTorch's column in float64.
+    """Return the losses before each step, by PyTorch's column in float64.
 
     The reference differentiates by one forward pass for each parameter, which would take days; the conformance suite
     compares the two on small models. AdamW divides a small gradient by itself, so rounding may move a loss by much or
-    by little: with so few numbers, the error is measured at neighbouring points too, as the suite's oracle does.
+    by little. The error is therefore measured at neighbouring points too, as in the suite's oracle.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:
@@ -212,6 +213,6 @@ def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Array
 
 
 def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
-    """The budget of the conformance suite's oracle, from the error at one point or at several."""
+    """Return the budget of the conformance suite's oracle, from the error at one point or at several."""
     noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
     return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

@@ -1,7 +1,7 @@
 """`pytest --benchmark` is the race: a test for each candidate on each workload, and one table at the end.
 
-pytest-benchmark times one function after the other, so that noise would hit one candidate and not the next. The race
-interleaves the rounds of all, and pytest-benchmark is given the seconds: it saves and compares them.
+pytest-benchmark times one function after another, so noise may affect one candidate and not the next. The race
+interleaves the rounds of all candidates, and pytest-benchmark receives the seconds: it saves and compares them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rich.console import Console
 Measure = Callable[[str, str], None]
 
 RESULTS = pytest.StashKey[dict[str, list[Result]]]()
-"""Of the session, by workload."""
+"""The results of the session, by workload."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin without results; the race's table is the only one."""
+    """Start without results; the race's table is the only one."""
     config.stash[RESULTS] = {}
     config._benchmarksession.quiet = True  # type: ignore[attr-defined]
     if reason := why_not_kept(Path(config.getoption("--output")), surroundings(conditions_of(config))):
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def candidates_of(config: pytest.Config) -> list[Candidate]:
-    """Our columns and their peers; with `--against`, our columns here and there."""
+    """Return the project's columns and their peers; with `--against`, the columns of both checkouts."""
     root = config.getoption("--against")
     if root is None:
         return list(CANDIDATES)
@@ -46,7 +46,7 @@ def candidates_of(config: pytest.Config) -> list[Candidate]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for every candidate that can run a workload. Only the presets are raced if nothing is named."""
+    """Create a test for every candidate that can run a workload; by default, only the presets are raced."""
     config = metafunc.config
     device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)
     entries = [
@@ -60,12 +60,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def missing(config: pytest.Config) -> list[str]:
-    """The candidates whose libraries are not installed, each with what is missing."""
+    """Return the candidates whose libraries are not installed, each with what is missing."""
     return [f"{each.name}: {reason}" for each in candidates_of(config) if (reason := each.why_missing())]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Say what is timed, and what is missing, before the first oracle is computed."""
+    """Report what is timed, and what is missing, before the first oracle is computed."""
     absent = [f"missing: {line}" for line in missing(config)]
     return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 
@@ -113,7 +113,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and keep the results; those of two checkouts are printed only."""
+    """Print the table, and keep the results; results of two checkouts are only printed."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sharding`: throughput and memory of the columns over ranks, beside their unsharded runs.
+"""`python -m benchmarks.sharding`: throughput and memory of the columns over ranks, compared with unsharded runs.
 
-All ranks share the cores of one machine and exchange by gloo, or within one process in JAX: the figures show what
-sharding costs and what memory it saves, not how it scales.
+All ranks share the cores of one machine. They exchange data by gloo, or within one process in JAX. The figures show the
+cost and the memory savings of sharding, not how it scales.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=T
 ROUNDS = 3
 
 MESHES = (None, (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))
-"""Data × tensor ranks; None: the column in one process, unsharded."""
+"""Data × tensor ranks; None for the column in one process, unsharded."""
 
 MEBI = 2**20
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one layout takes; of several ranks, the slowest's time and the largest's memory."""
+    """The figures of one layout: over several ranks, the slowest's time and the largest's memory."""
 
     column: str
     ranks: str
@@ -51,7 +51,7 @@ class Figures:
     parameters: float
     """MiB of parameters in the rank with most."""
     peak: float
-    """MiB by which a training step, parameters included, raised the memory of a process."""
+    """MiB by which a training step, including parameters, raised the memory of a process."""
 
 
 def measured(
@@ -85,7 +85,7 @@ def measured(
 
 
 def _warm(build: Any) -> None:
-    """Load the code that is loaded when it is first used, so that it is not counted."""
+    """Load the code that is loaded at first use, so that it is not counted."""
     workload = WORKLOADS["tiny-decoder"]
     model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
     model.logits(**inputs)
@@ -93,7 +93,7 @@ def _warm(build: Any) -> None:
 
 
 def measure(name: str) -> list[Figures]:
-    """Measure every layout of a column, each in processes of its own."""
+    """Measure every layout of a column, each in separate processes."""
     parts: Any = harness(name)
     figures = []
     for mesh in MESHES:
@@ -123,7 +123,7 @@ def _seconds(run: Callable[[], Any], folder: Path) -> float:
 
 
 def _held(forward: Any) -> int:
-    """Return the bytes of the parameters that this rank holds, or the first device."""
+    """Return the bytes of the parameters on this rank, or on the first device."""
     if hasattr(forward, "weights"):
         leaves = sys.modules["jax"].tree.leaves(forward.weights)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Workloads: a model, a task, and the shape of its inputs; those of the presets, and those of the race."""
+"""Workloads: a model, a task, and the shape of its inputs, for the presets and for the race."""
 
 from __future__ import annotations
 
@@ -26,67 +26,72 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""Steps of a training: the loss before a step shows what the steps before it have done."""
+"""Steps of a training run; the loss before a step shows the effect of the earlier steps."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task: one forward pass, the greedy decoding of `new_tokens` behind a prompt, or `steps` steps of training."""
+    """A task: one forward pass, the greedy decoding of `new_tokens` after a prompt, or `steps` steps of training."""
 
     name: str
     kind: Kind
     config: TransformerConfig
     batch: int
     lengths: dict[str, int]
-    """Of each input; of the prompt when decoding."""
+    """The length of each input; when decoding, of the prompt."""
     new_tokens: int = 0
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """The number of positions that are compared with the oracle, if all would take too long: the logits of a causal
-    model do not depend on later tokens."""
+    """The number of positions that are compared with the oracle, if all would take too long.
+
+    The logits of a causal model do not depend on later tokens.
+    """
     growth: str = ""
-    """The curve that this is a point of: `length` or `batch`."""
+    """The curve of this point: `length` or `batch`."""
     device: str = ""
-    """Where alone it is raced, if it would take too long elsewhere."""
+    """The only device on which it is raced, if it would take too long elsewhere."""
     head_bias: bool = True
-    """Whether the head has a bias other than zero; GPT-2's has none."""
+    """Whether the head has a nonzero bias; GPT-2's has none."""
     peers: bool = True
-    """Whether other libraries can hold its weights; those of a document's preset they cannot."""
+    """Whether other libraries can represent its weights; they cannot for a document's preset."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def tokens(self) -> int:
-        """The tokens whose logits are computed, or that are generated; those of a source are not counted."""
+        """Return the number of tokens whose logits are computed, or that are generated, without the source."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
     @property
     def flops(self) -> int:
-        """The FLOPs of the whole task (`benchmarks.flops`). Decoding: every token once, as in one pass. Training: a
-        step counts as three forward passes, for each product has two gradients, which are products of its size."""
+        """Return the FLOPs of the whole task (`benchmarks.flops`).
+
+        Decoding counts every token once, as in one pass. A training step counts as three forward passes, because each
+        product has two gradients, which are products of its size.
+        """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
         return forward_flops(self.config, self.batch, **lengths) * (3 * self.steps or 1)
 
     @property
     def bytes_read(self) -> int:
-        """The bytes of weights that decoding reads: all but the embeddings' tables, once for each new token."""
+        """Return the bytes of weights that decoding reads: all but the embeddings' tables, once for each new token."""
         shapes = parameter_shapes(self.config)
         numbers = sum(math.prod(shape) for name, shape in shapes.items() if "embedding.weight" not in name)
         return numbers * (2 if self.dtype == "bfloat16" else 4) * self.new_tokens
 
     @property
     def weights(self) -> int:
-        """The number of the model's parameters."""
+        """Return the number of the model's parameters."""
         return sum(math.prod(shape) for shape in parameter_shapes(self.config).values())
 
     @property
     def memory(self) -> int:
-        """The bytes that a process needs, about the median peak of the candidates: it decides how many run side by
-        side."""
+        """Return the bytes that a process needs, about the median peak of the candidates; it limits how many run
+        side by side."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
@@ -94,18 +99,20 @@ class Workload:
         return 700_000_000 + 4 * (weights * self.weights + results * (logits + scores))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return dataclasses.asdict(self) | {"config": self.config.as_dict()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Workload:
-        """The workload that `as_dict` wrote."""
+        """Return the workload that `as_dict` wrote."""
         return cls(**fields | {"config": TransformerConfig.from_dict(fields["config"])})
 
 
 Run = Callable[[], Any]
-"""Do the whole task once and return its computed result: logits, tokens (with those of the prompt), or the losses
-before each step of training."""
+"""Runs the whole task once and returns its computed result.
+
+The result is logits, tokens (including the prompt), or the losses before each step of training.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Task:
 
     @property
     def tokens(self) -> Arrays:
-        """The arguments of a peer: `tokens`, of which it computes the logits, and the `source` if there is one."""
+        """Return the arguments of a peer: `tokens`, whose logits it computes, and the `source` if there is one."""
         named = {"tokens": self.inputs[self.config.input_names[-1]]}
         return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
 
@@ -134,7 +141,7 @@ Build = Callable[[Task], Run]
 
 
 def parameters_of(workload: Workload) -> Arrays:
-    """Weights that show mistakes."""
+    """Return weights that show mistakes."""
     parameters = probe_parameters(workload.config)
     if not workload.head_bias:
         parameters["head.bias"][:] = 0
@@ -142,7 +149,7 @@ def parameters_of(workload: Workload) -> Arrays:
 
 
 def inputs_of(workload: Workload) -> Arrays:
-    """Tokens by name, none of them padding, and in training the `targets`: the tokens one further."""
+    """Return tokens by name, without padding, and in training the `targets`: the tokens shifted by one."""
     config, random = workload.config, np.random.default_rng(0)
     drawn = {}
     for name, length in workload.lengths.items():
@@ -155,8 +162,10 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """The rows of workloads.toml, which have no padding (a decoder's head has no bias but zero, as GPT-2's), and every
-    preset at its document's size."""
+    """Yield the rows of workloads.toml, without padding, and every preset at its document's size.
+
+    In the former, a decoder's head has only a zero bias, as GPT-2's.
+    """
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
         fields = tables["configs"][row["config"]]
@@ -174,6 +183,6 @@ WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """The workloads of a race for which none is named: the presets, which only our columns can run. The others take
-    hours."""
+    """Return the workloads of a race without named ones: the presets, which only the columns can run. The others
+    take hours."""
     return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

@@ -74,7 +74,7 @@ def _worst(run: Run, column: str) -> str:
         return "–"
     index = run["columns"].index(column)
     cells = [cells[index] for cells in run["cells"].values() if cells[index]]
-    return f"{max(cell[1] for cell in cells):.0%} of {sum(cell[2] for cell in cells):,}".replace("%", " %")
+    return f"{max(cell[1] for cell in cells):.0%} in {sum(cell[2] for cell in cells):,}".replace("%", " %")
 
 
 def written(page: str, name: str, text: str) -> str:

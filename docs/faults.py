@@ -1,38 +1,54 @@
-"""Write docs/faults.md, every fault of the catalogue with an example, and docs/causes/, a page for each cause.
+"""Write docs/faults.md, the list of all causes, and docs/causes/, a page for each cause.
 
-`python docs/faults.py` writes them; tests/project/test_pages.py holds them to the catalogue.
+`python docs/faults.py` writes them; tests/project/test_pages.py compares them with the catalogue.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import itertools
+import textwrap
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.table import FAULTS
 from transparity_conformance.catalogue import faults_at, whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.report.describing.causes import Meaning, meanings
 
-PAGE = Path(__file__).with_name("faults.md")
-CAUSES = Path(__file__).with_name("causes")
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/faults.md"
+CAUSES = ROOT / "docs/causes"
+META = ROOT / "conformance/meta"
 
 RANKS = 2
 """Faults of sharding are listed as two ranks make them."""
 
+COLUMNS = {
+    "pytorch": ("PyTorch", "backends/transparity_pytorch"),
+    "flax": ("JAX", "backends/transparity_flax"),
+    "numpy": ("NumPy", "reference/transparity_numpy"),
+}
+
+FOLDED = 3
+"""A longer list of variants is folded."""
+
 INTRODUCTION = """# Faults
 
-The checker knows these faults by name. Each can be put into the reference, at one place, in one stack or everywhere.
-Most have several variants (`mask-value`: −1e9, −1e4, 0, added instead of replaced …); numbers in them are fitted. A
-port with any other fault still diverges, at the right place; only its cause has no name. Each name leads to a page:
-what is right, where to look, when it does not show; `transparity explain NAME` prints the same.
+The checker knows these faults by name. Each page shows the correct rule, a wrong line and the right one, and the inputs
+that hide the fault; `transparity explain NAME` prints the rule. Most faults have several variants, and the checker fits
+their numbers. A port with any other fault still diverges, and the report shows where; only the cause has no name.
 
 `python docs/faults.py` writes this page. To add a fault, see [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
+
+HEAD = "| fault | name |\n|---|---|"
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
@@ -43,27 +59,19 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
         yield from (("", hypothesis.fault) for hypothesis in whole_model(config))
 
 
-def catalogue() -> dict[str, dict[str, str]]:
-    """Return the sections of the page; in each, an example of every fault by its id."""
-    sections = {name.capitalize(): _examples(faults) for name, faults in FAULTS.items()}
-    return {"The forward pass": _examples(fault for _, fault in of_the_forward_pass()), **sections}
-
-
-def _examples(faults: Iterable[Fault | SimulatedFault]) -> dict[str, str]:
-    """Return the first sentence of each id."""
-    examples: dict[str, str] = {}
-    for fault in faults:
-        sentence = fault.description if isinstance(fault, Fault) else fault.says
-        examples.setdefault(fault.id, sentence)
-    return examples
+def catalogue() -> dict[str, list[str]]:
+    """Return the sections of the page: the ids of the causes in each."""
+    found = {"The forward pass": sorted({fault.id for _, fault in of_the_forward_pass()})}
+    found |= {name.capitalize(): sorted({fault.id for fault in faults}) for name, faults in FAULTS.items()}
+    return found | {"Files, loaders and ranks": sorted({*meanings()}.difference(*found.values()))}
 
 
 def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION]
-    for title, examples in catalogue().items():
-        rows = "\n".join(f"| [`{name}`](causes/{name}.md) | {examples[name]} |" for name in sorted(examples))
-        parts.append(f"## {title}\n\n| fault | for example |\n|---|---|\n{rows}\n")
+    for title, names in catalogue().items():
+        rows = [f"| [{meanings()[name].title}](causes/{name}.md) | `{name}` |" for name in names]
+        parts.append("\n".join([f"## {title}\n", HEAD, *rows, ""]))
     return "\n".join(parts)
 
 
@@ -86,15 +94,95 @@ def places() -> dict[str, set[str]]:
     return found
 
 
-def cause_page(name: str, meaning: Meaning, says: list[str], taps: set[str]) -> str:
+def edit(text: str, old: str, new: str) -> str:
+    """Return the lines of `text` with `old` in them, the wrong ones after `-` and the right ones after `+`.
+
+    Raises:
+        ValueError: `old` is not in exactly one place.
+    """
+    if text.count(old) != 1:
+        raise ValueError(f"{old!r} is in {text.count(old)} places; expected one.")
+    start = text.rfind("\n", 0, text.index(old)) + 1
+    right = text[start : text.find("\n", text.index(old) + len(old)) % (len(text) + 1)]
+    texts = (textwrap.dedent(each).splitlines() for each in (right.replace(old, new), right))
+    return "\n".join(line.rstrip() for line in difflib.ndiff(*texts) if line[0] != "?")
+
+
+@functools.cache
+def _sources(column: str) -> dict[str, str]:
+    folder = ROOT / COLUMNS[column][1]
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+
+
+def planted_lines() -> dict[str, dict[str, str]]:
+    """Return an edit by cause and title of a column, from the faults that the tests plant in the columns."""
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for row in tomllib.loads((META / "planting/plants.toml").read_text(encoding="utf-8"))["plant"]:
+        for column, (title, _) in COLUMNS.items():
+            source = _sources(column).get(f"{row['file'].replace('.', '/')}.py", "")
+            text = row.get(column) or row
+            if column in row or source.count(text.get("old", "\0")) == 1:
+                found[row.get("cause", row["id"])].setdefault(title, edit(source, text["old"], text["new"]))
+    for row in _rows(ROOT / "conformance/transparity_conformance/capabilities/faults"):
+        (old, new), *_ = row.get("edits") or [("\0", "")]
+        if sources := [text for text in _sources("numpy").values() if text.count(old) == 1]:
+            found[row["id"]].setdefault("NumPy", edit(sources[0], old, new))
+    return found
+
+
+def published_lines() -> dict[str, tuple[str, str]]:
+    """Return a file and an edit, by cause: a real bug, else another one of published code or the independent port."""
+    found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
+    for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
+        hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
+        old, new = hunk.get("old", "").strip("\n"), hunk.get("new", "").strip("\n")
+        if old and new and "file" in row and not row["file"].startswith("subjects"):
+            for rank, cause in enumerate(row.get("causes", [])):
+                this = (
+                    "/" not in row["file"],
+                    "source" not in row,
+                    rank,
+                    len(old + new),
+                    row["file"],
+                    edit(old, old, new),
+                )
+                found[cause] = min(found.get(cause, this), this)
+    return {cause: (file, text) for cause, (*_, file, text) in found.items()}
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all tables in a folder; entries outside of tables are defaults."""
+    for path in sorted(folder.glob("*.toml")):
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        shared = {name: value for name, value in tables.items() if not isinstance(value, list)}
+        for rows in (value for value in tables.values() if isinstance(value, list)):
+            yield from (shared | row for row in rows if isinstance(row, dict))
+
+
+def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> Iterator[str]:
+    """Yield the wrong line and the right one, a block for each column, and one of published code."""
+    if planted:
+        yield "**The wrong line (−) and the right one (+)** in the three columns:"
+        shown = [title for title, _ in COLUMNS.values() if title in planted]
+        yield from (f"**{title}**\n\n```diff\n{planted[title]}\n```" for title in shown)
+    if published:
+        where = f"`{published[0]}`" if "/" in published[0] else "an independent port in PyTorch"
+        yield f"**Wrong (−) and right (+)** in {where}:\n\n```diff\n{published[1]}\n```"
+
+
+def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str], taps: set[str]) -> str:
     """Return the page of one cause."""
-    parts = [f"# `{name}`", f"**Right:** {meaning.right}", f"**Where to look:** {meaning.look}"]
+    parts = [f"# {meaning.title}", f"`{name}`", f"**Right:** {meaning.right}", *lines]
+    parts.append(f"**Where to look:** {meaning.look}")
     if meaning.hidden:
         parts.append(f"**It does not show with:** {meaning.hidden}.")
     if taps:
-        parts.append("**At:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
+        parts.append("**Activations:** " + ", ".join(f"`{tap}`" for tap in sorted(taps)))
     if says:
-        parts.append("**What a report says**, for example:\n\n" + "\n".join(f"- {text}" for text in says))
+        listed = "\n".join(f"- {text}" for text in says)
+        summary = f"What a report says: {len(says)} variants"
+        folded = f'<details markdown="1">\n<summary>{summary}</summary>\n\n{listed}\n\n</details>'
+        parts.append(folded if len(says) > FOLDED else f"**What a report says:**\n\n{listed}")
     if meaning.seen:
         threads = zip(meaning.seen, meaning.links(), strict=True)
         parts.append("**Seen in real ports:** " + ", ".join(f"[{seen}]({link})" for seen, link in threads))
@@ -104,9 +192,16 @@ def cause_page(name: str, meaning: Meaning, says: list[str], taps: set[str]) -> 
 
 def cause_pages() -> dict[str, str]:
     """Return the page of every cause, by its id."""
-    says, taps = sentences(), places()
+    says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
     return {
-        name: cause_page(name, each, says.get(name, []), taps.get(name, set())) for name, each in meanings().items()
+        name: cause_page(
+            name,
+            each,
+            shown_lines(planted.get(name, {}), published.get(name)),
+            says.get(name, []),
+            taps.get(name, set()),
+        )
+        for name, each in meanings().items()
     }
 
 

@@ -2,9 +2,9 @@
 
     python examples/character_model.py [--steps N] [--out DIR]
 
-A table shows text sampled from both, before and after, drawn by the same numbers. DIR/character_model.png shows their
-losses on top of each other, and the distance between them beside that of PyTorch from itself with its first weights
-rounded in another way.
+A table shows text sampled from both, before and after, drawn by the same numbers. DIR/character_model.png shows both
+losses and the distance between them. For comparison, it shows the distance between two PyTorch runs whose first weights
+are rounded differently.
 """
 
 from __future__ import annotations

@@ -34,11 +34,7 @@ def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
-def choose(
-    config: TransformerConfig,
-    scores: Experts,
-    correction: Float[Array, " experts"] | None = None,
-) -> Experts:
+def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
     """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:

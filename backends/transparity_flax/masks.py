@@ -6,15 +6,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from transparity.config import TargetMask, WindowKind
-from transparity_flax.positions.relative import distances
-from transparity_flax.shapes import Frames, IsToken, MaskArray, Positions, SourceIds
+from transparity.config import TargetMask
+from transparity_flax.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
 
 
 def visible_keys(
-    tokens: SourceIds | Frames,
-    pad_id: int | None,
-    attention_mask: IsToken | SourceIds | None = None,
+    tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
 ) -> IsToken:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
     `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
@@ -41,14 +38,6 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
 
-def visible_queries(is_token: IsToken, positions: Positions) -> Bool[Array, "batch queries"]:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """The queries at `positions` that are no padding."""
     return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
-    if kind == "chunked":
-        return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
-    return (jnp.abs(distances(positions, keys)) < window)[:, None]

@@ -17,15 +17,17 @@ from transparity_flax.heads.pooled import pool
 from transparity_flax.heads.table import head
 from transparity_flax.inputs.embedding import INPUTS, Source, embed
 from transparity_flax.inputs.tokens import EmbedTokens
-from transparity_flax.layers import LAYERS, normalize
-from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_flax.normalization import Norm
+from transparity_flax.layers.layer import normalize
+from transparity_flax.layers.table import LAYERS
+from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries
+from transparity_flax.norms.table import Norm
 from transparity_flax.positions.bias import score_bias
 from transparity_flax.positions.temperature import query_temperature
 from transparity_flax.rotary.tables import rotary_tables
 from transparity_flax.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext, Mask, MaskKind
+from transparity_flax.windows import window_mask
 
 Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""

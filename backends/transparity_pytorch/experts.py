@@ -14,6 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.feed_forward import FeedForward
+from transparity_pytorch.shapes import Hidden
 
 
 def _softmax(x: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
@@ -59,9 +60,7 @@ def router_weights(
     return weights * config.router_scale
 
 
-def shared_expert(
-    module: MixtureOfExperts, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-) -> Float[Tensor, "batch length embed_dim"]:
+def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
     """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y: Tensor = module.shared_expert(x, scoped(tap, "shared_expert"))
     return torch.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
@@ -87,9 +86,7 @@ class MixtureOfExperts(nn.Module):
         if config.shared_expert_dim and config.shared_expert_gate:
             self.shared_expert_gate = nn.Linear(config.embed_dim, 1, bias=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch length embed_dim"], tap: Tap = identity
-    ) -> Float[Tensor, "batch length embed_dim"]:
+    def forward(self, x: Hidden, tap: Tap = identity) -> Hidden:
         logits = tap("router_logits", self.router(x))
         scores = SCORES[self.config.router_scores](upcast(logits))
         chosen = tap(ROUTER_CHOSEN, choose(self.config, scores, self.router_score_bias).to(x.dtype))

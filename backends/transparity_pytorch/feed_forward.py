@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
+from transparity_pytorch.shapes import Features, Vectors
 
 
 def _gelu_quick(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
@@ -27,9 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gated(
-    config: TransformerConfig, gate: Float[Tensor, "*batch features"], up: Float[Tensor, "*batch features"]
-) -> Float[Tensor, "*batch features"]:
+def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
     """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
     if (limit := config.gate_limit) is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -49,7 +48,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.embed_dim, wide, bias=bias)
         self.down = nn.Linear(wide, config.embed_dim, bias=bias)
 
-    def forward(self, x: Float[Tensor, "*batch embed_dim"], tap: Tap = identity) -> Float[Tensor, "*batch embed_dim"]:
+    def forward(self, x: Vectors, tap: Tap = identity) -> Vectors:
         up = self.up(x)
         activation = ACTIVATIONS[self.config.activation]
         hidden = gated(self.config, self.gate(x), up) if self.gate is not None else activation(up)

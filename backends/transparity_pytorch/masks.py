@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from transparity.config import TargetMask, WindowKind
-from transparity_pytorch.positions.relative import distances
+from transparity.config import TargetMask
+from transparity_pytorch.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
 
 
 def visible_keys(
-    tokens: Int[Tensor, "batch keys"] | Float[Tensor, "batch mel_bins frames"],
-    pad_id: int | None,
-    attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
-) -> Bool[Tensor, "batch keys"]:
+    tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
+) -> IsToken:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
     `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
     if attention_mask is not None:
@@ -24,36 +22,22 @@ def visible_keys(
     return tokens != pad_id if pad_id is not None else torch.ones_like(tokens, dtype=torch.bool)
 
 
-def padding_mask(is_token: Bool[Tensor, "batch keys"]) -> Bool[Tensor, "batch 1 1 keys"]:
+def padding_mask(is_token: IsToken) -> Bool[Tensor, "batch 1 1 keys"]:
     """Hide padding from every query (documents 000, 002, 003, 004)."""
     return is_token[:, None, None, :]
 
 
-def causal_mask(positions: Int[Tensor, "#batch queries"], keys: int) -> Bool[Tensor, "#batch 1 queries keys"]:
+def causal_mask(positions: Positions, keys: int) -> Bool[Tensor, "#batch 1 queries keys"]:
     """Hide the future: a query at position t sees the keys 0 … t (all five documents)."""
     return (torch.arange(keys, device=positions.device) <= positions[..., None])[:, None]
 
 
-def target_mask(
-    positions: Int[Tensor, "#batch queries"], is_token: Bool[Tensor, "batch keys"], kind: TargetMask
-) -> Bool[Tensor, "#batch 1 queries keys"]:
+def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bool[Tensor, "#batch 1 queries keys"]:
     """Mask of a decoder's self-attention: the future, and with `causal-and-padding` padding too (003)."""
     causal = causal_mask(positions, is_token.shape[1])
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
 
-def visible_queries(
-    is_token: Bool[Tensor, "batch keys"], positions: Int[Tensor, "#batch queries"]
-) -> Bool[Tensor, "batch queries"]:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """The queries at `positions` that are no padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
-
-
-def window_mask(
-    positions: Int[Tensor, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
-) -> Bool[Tensor, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
-    if kind == "chunked":
-        return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
-    return (distances(positions, keys).abs() < window)[:, None]

@@ -13,9 +13,10 @@ from transparity_pytorch.arithmetic.dropout import dropped
 from transparity_pytorch.heads.pooled import pool
 from transparity_pytorch.heads.table import head, head_parts
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
-from transparity_pytorch.layers import LAYERS, normalize
-from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_pytorch.normalization import Norm
+from transparity_pytorch.layers.layer import normalize
+from transparity_pytorch.layers.table import LAYERS
+from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries
+from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.positions.bias import score_bias
 from transparity_pytorch.positions.temperature import query_temperature
 from transparity_pytorch.rotary.tables import rotary_tables
@@ -23,6 +24,7 @@ from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory,
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext, Mask, MaskKind
 from transparity_pytorch.state.parameters import initialize, tie
+from transparity_pytorch.windows import window_mask
 
 Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
 """Logits or hidden states; or classes or a pooled state."""

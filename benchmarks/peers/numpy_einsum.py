@@ -11,7 +11,7 @@ from transparity.protocol import Arrays
 
 
 def blocks_of(config: TransformerConfig, w: Arrays) -> Blocks:
-    """Functions of arrays."""
+    """Return functions of arrays."""
 
     def embed(name: str, tokens: np.ndarray) -> np.ndarray:
         table = w[f"{name}.weight"]
@@ -40,6 +40,6 @@ def blocks_of(config: TransformerConfig, w: Arrays) -> Blocks:
 
 
 def build(task: Task) -> Run:
-    """In float32."""
+    """Build the run in float32."""
     blocks, inputs = blocks_of(task.config, task.parameters), task.tokens
     return lambda: transformer(task.config, blocks, np.tri(inputs["tokens"].shape[1], dtype=bool), **inputs)

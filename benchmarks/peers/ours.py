@@ -1,4 +1,4 @@
-"""Our columns, and any other installed backend."""
+"""The project's columns, and any other installed backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transparity_conformance.oracle.backends import backend
 
 
 def build(task: Task, name: str, mode: str) -> Run:
-    """The backend `name` in `mode`."""
+    """Build the backend `name` in `mode`."""
     forward = backend(name)(task.config, task.parameters, dtype=task.workload.dtype, device=task.device, mode=mode)
     return {"forward": _forward, "decode": _decode, "train": _train}[task.workload.kind](task, forward)
 

@@ -20,11 +20,11 @@ class Blocks:
     """The blocks of a library, each called with the scope of its parameters and with activations."""
 
     embed: Callable[[str, Any], Any]
-    """A row for each token; of a table of positions, the first as many."""
+    """One row for each token; for a table of positions, its first rows."""
     linear: Callable[[str, Any], Any]
     norm: Callable[[str, Any], Any]
     attention: Callable[[str, Any, Any, Any], Any]
-    """Of `x` to `memory`, with a mask that is true where a key is seen, or None."""
+    """Attention from `x` to `memory`, with a mask that is true where a key is visible, or None."""
     relu: Callable[[Any], Any]
 
     def feed_forward(self, scope: str, x: Any) -> Any:
@@ -32,7 +32,7 @@ class Blocks:
 
 
 def stack(config: TransformerConfig, blocks: Blocks, name: str, tokens: Any, mask: Any, memory: Any = None) -> Any:
-    """The output of the stack `name`; with a memory, its layers attend to it."""
+    """Return the output of the stack `name`; with a memory, its layers attend to it."""
     x = blocks.embed(f"{name}.token_embedding", tokens) + blocks.embed(f"{name}.position_embedding", tokens)
     for at in (f"{name}.layers.{index}" for index in range(config.stack_num_layers(name))):
         for sublayer, call in _sublayers(blocks, at, mask, memory):
@@ -49,18 +49,18 @@ def _sublayers(blocks: Blocks, at: str, mask: Any, memory: Any) -> Iterator[tupl
 
 
 def transformer(config: TransformerConfig, blocks: Blocks, mask: Any, tokens: Any, source: Any = None) -> Any:
-    """The logits."""
+    """Return the logits."""
     memory = None if source is None else stack(config, blocks, "encoder", source, None)
     return blocks.linear("head", stack(config, blocks, "decoder", tokens, mask, memory))
 
 
 def kind_of(scope: str) -> str:
-    """`attention`, `norm`, `embedding` or `linear`."""
+    """Return `attention`, `norm`, `embedding` or `linear`."""
     return next((kind for kind in ("attention", "norm", "embedding") if scope.endswith(kind)), "linear")
 
 
 def by_block(parameters: Mapping[str, np.ndarray]) -> dict[str, Weights]:
-    """The weights of each block by its scope, under their names in it; an attention is one block."""
+    """Return the weights of each block by its scope, under their names in it; an attention is one block."""
     found: dict[str, Weights] = {}
     for name, value in parameters.items():
         scope, leaf = name.rsplit(".", 1)

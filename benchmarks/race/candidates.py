@@ -1,4 +1,4 @@
-"""The candidates of the race, a row each: our columns, their peers, and the limits of the machine."""
+"""The candidates of the race, one row each: the project's columns, their peers, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Candidate:
 
     name: str
     kinds: tuple[str, ...]
-    """The groups that it is compared within; it is listed under the first."""
+    """The groups in which it is compared; it is listed under the first."""
     needs: tuple[str, ...]
     """Modules that are imported first, and timed; without them the candidate is missing."""
     build: str
@@ -35,27 +35,27 @@ class Candidate:
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
     also: tuple[str, ...] = ()
-    """Further modules that have to be installed, and are not imported beforehand."""
+    """Further modules that must be installed, and are not imported beforehand."""
     longest: int | None = None
-    """The longest input that it is given."""
+    """The longest input that it receives."""
     choices: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of its process; `{threads}` is replaced by the number of cores."""
     root: Path | None = None
-    """The checkout whose code it runs, if it is another than this one."""
+    """The checkout whose code it runs, if it is another one."""
 
     @property
     def is_limit(self) -> bool:
         return LIMIT in self.kinds
 
     def why_missing(self) -> str | None:
-        """The packages that are not installed, or None."""
+        """Return the packages that are not installed, or None."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """The reason that it cannot run a workload, or None."""
+        """Return the reason that it cannot run a workload, or None."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"it is not asked to {workload.kind}"
@@ -77,7 +77,7 @@ LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """The rows of candidates.toml, each with the fields of its group, and every mode of other installed backends."""
+    """Return the rows of candidates.toml, each with its group's fields, and every mode of other installed backends."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:
@@ -89,7 +89,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """A candidate for each mode of a third party's backend; one that cannot be imported says so."""
+    """Yield a candidate for each mode of a third party's backend; one that cannot be imported reports the reason."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)
@@ -105,7 +105,7 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Our columns and their twins in another checkout, each pair of a kind of its own: ratios are to the twin."""
+    """Return the columns of this checkout, each with its twin in another one; ratios are to the twin."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

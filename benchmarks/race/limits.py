@@ -11,10 +11,10 @@ from benchmarks.race.timing import WORK, seconds
 from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
-"""(m, k, n) of the matrix products that are tried; the fastest is the limit."""
+"""The tried matrix products (m, k, n); the fastest is the limit."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
-"""Smaller ones are over before a GPU is busy."""
+"""Smaller products finish before a GPU is busy."""
 
 MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
 """The matrix that is multiplied by a vector: 256 MB in float32, and 2 GB, far more than a cache holds."""
@@ -24,24 +24,24 @@ TRIALS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest of some runs, found anew at every call; each run comes with its FLOPs or bytes."""
+    """The fastest of some runs, measured again at every call; each run comes with its FLOPs or bytes."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """The seconds that the fastest run would take for `WORK`."""
+        """Return the seconds that the fastest run would take for `WORK`."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 
 def _quickest(run: Run, device: str) -> float:
-    """The shortest of a few calls, in seconds, after one that is not timed."""
+    """Return the shortest of a few calls, in seconds, after one that is not timed."""
     run()
     return min(seconds(run, device) for _ in range(TRIALS))
 
 
 def product(task: Task, library: str) -> Run:
-    """All of `PRODUCTS`, or of those for a GPU, in a library and in the workload's precision."""
+    """Run all of `PRODUCTS`, or the GPU's, in a library and in the workload's precision."""
     random = np.random.default_rng(0)
     runs = []
     for m, k, n in PRODUCTS if task.device == "cpu" else PRODUCTS_ON_A_GPU:
@@ -51,7 +51,7 @@ def product(task: Task, library: str) -> Run:
 
 
 def bandwidth(task: Task, library: str) -> Run:
-    """A large matrix times a vector: each number is read once."""
+    """Multiply a large matrix by a vector: each number is read once."""
     matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
     run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
     return Limit([(run, matrix.nbytes)], task.device)
@@ -73,7 +73,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """PyTorch's by oneDNN, the right matrix packed once."""
+    """Multiply by PyTorch's oneDNN, with the right matrix packed once."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

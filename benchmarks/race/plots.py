@@ -23,7 +23,7 @@ COLOURS = {
 }
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
-"""The opacity of a peer's colour; ours are opaque."""
+"""The opacity of a peer's colour; the columns are opaque."""
 
 MARKS = "osD^vP*X"
 
@@ -43,7 +43,7 @@ GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 12
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """The name of each plot, and what draws it."""
+    """Yield the name of each plot, and the function that draws it."""
     found: dict[str, list[Row]] = {}
     for row in ran(rows):
         found.setdefault(row.workload, []).append(row)
@@ -62,12 +62,12 @@ def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
 
 
 def ran(rows: Sequence[Row]) -> list[Row]:
-    """The rows that have figures, without the limits."""
+    """Return the rows that have figures, without the limits."""
     return [row for row in rows if row.seconds and not row.is_limit]
 
 
 def throughput(rows: Sequence[Row]) -> Figure:
-    """Tokens a second with quartiles, a bar for each candidate, and the share of the limit."""
+    """Plot tokens per second with quartiles, a bar for each candidate, and the share of the limit."""
     figure, axes = _canvas(1.1 + 0.28 * len(rows))
     rows = list(reversed(rows))
     for at, row in enumerate(rows):
@@ -85,7 +85,7 @@ def throughput(rows: Sequence[Row]) -> Figure:
 
 
 def latency(decoding: dict[str, list[Row]]) -> Figure:
-    """Milliseconds a token, a panel for each batch, and the time that reading the weights takes."""
+    """Plot milliseconds per token, a panel for each batch, and the time to read the weights."""
     most = max(map(len, decoding.values()))
     figure, panels = _canvas(1.3 + 0.3 * most, len(decoding))
     for axes, name in zip(np.atleast_1d(panels), decoding, strict=True):
@@ -106,7 +106,7 @@ def latency(decoding: dict[str, list[Row]]) -> Figure:
 
 
 def growth(points: Sequence[Row], curve: str) -> Figure:
-    """Milliseconds by length or batch, a line for each candidate."""
+    """Plot milliseconds by length or batch, a line for each candidate."""
     figure, axes = _canvas(5.2)
     lines: dict[str, list[Row]] = {}
     for row in points:
@@ -126,7 +126,7 @@ def growth(points: Sequence[Row], curve: str) -> Figure:
 
 
 def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
-    """In float32, GFLOP/s by FLOPs for each byte of weights, below the machine's two limits."""
+    """Plot GFLOP/s in float32 by FLOPs per byte of weights, below the machine's two limits."""
     figure, axes = _canvas(5.2)
     _limits(axes, roof, slope, [intensity(row.task) for row in ours])
     names = list(dict.fromkeys(row.workload for row in ours))
@@ -143,13 +143,13 @@ def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
 
 
 def highest_limit(rows: Sequence[Row], *, of_memory: bool) -> float:
-    """The most FLOPs a second, or bytes of memory; 0 if none was measured."""
+    """Return the most FLOPs per second, or bytes of memory; 0 if none was measured."""
     limits = [row for row in rows if row.is_limit and (row.task.kind == "decode") == of_memory]
     return max((row.gigas * 1e9 for row in limits if row.gigas), default=0)
 
 
 def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float]) -> None:
-    """The matrix product is the roof, the pass over memory the slope."""
+    """Draw the matrix product as the roof, and the pass over memory as the slope."""
     ends = min(intensities) / 2, max(roof / slope, *intensities) * 2
     at = sorted([*ends, roof / slope])
     axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
@@ -159,7 +159,7 @@ def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float])
 
 
 def _logarithmic(axes: Axes, x: str, y: str) -> None:
-    """A logarithmic y axis, labels, a grid, and the legend beside the plot."""
+    """Add a logarithmic y axis, labels, a grid, and the legend beside the plot."""
     axes.set_yscale("log")
     _plain_numbers(axes)
     axes.set_xlabel(x)
@@ -169,15 +169,17 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 
 
 def intensity(workload: Workload) -> float:
-    """FLOPs for each byte of weights; they are read once by a pass, once for each token by decoding, and three times
-    by a training step."""
+    """Return the FLOPs per byte of weights.
+
+    Weights are read once by a pass, once per token by decoding, and three times by a training step.
+    """
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
     return workload.flops / read
 
 
 def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
-    """Write the plots that are wanted beside the results at `path`, named after them."""
+    """Write the wanted plots next to the results at `path`, named after them."""
     with mpl.rc_context(STYLE):
         for name, draw in plots(rows):
             picture = path.with_name(f"{path.stem}-{name}.png")

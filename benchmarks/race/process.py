@@ -1,4 +1,4 @@
-"""A candidate's process: started once, run when it is told to, and stopped while another runs."""
+"""A candidate's process: started once, run on request, and stopped while another runs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from benchmarks.environment import KERNEL_VARIABLES, ROOT, THREAD_VARIABLES, pyt
 from benchmarks.race.candidates import Candidate
 
 SILENCE_LIMIT = 1800.0
-"""The seconds for which a candidate may be silent, getting ready or running; then it is killed."""
+"""The seconds for which a candidate may be silent while preparing or running; then it is killed."""
 
 JAX = {
     "cpu": {"JAX_PLATFORMS": "cpu"},
     "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
-"""JAX takes any device there is, most of its memory, and TF32 if the device has it; PyTorch takes none unless told
-to."""
+"""JAX uses any available device, most of its memory, and TF32 if the device has it; PyTorch's defaults do not."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the oracle (of another checkout, its own), the cores, and the device."""
+    """The folder of the oracle (another checkout has its own), the cores, and the device."""
 
     folder: Path
     threads: int
@@ -62,7 +61,7 @@ class Process:
         )
 
     def answer(self) -> dict[str, Any]:
-        """The next answer, or how the process ended."""
+        """Return the next answer, or how the process ended."""
         assert self.process.stdout is not None
         alarm, begin = threading.Timer(SILENCE_LIMIT, self.process.kill), time.monotonic()
         alarm.start()
@@ -75,7 +74,7 @@ class Process:
         return {"failed": f"it said nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
-        """Exit of the process, and the last line that it wrote."""
+        """Return the exit of the process, and the last line that it wrote."""
         code = self.process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         self.errors.seek(0)
@@ -94,7 +93,7 @@ class Process:
         return answer
 
     def pause(self) -> None:
-        """Stop the process: idle threads may spin, and would take cores from the one that runs."""
+        """Stop the process: idle threads may spin, and would take cores from the running one."""
         self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:
@@ -112,7 +111,7 @@ class Process:
 
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """The variables of a candidate's process: these threads, the best kernels, and its own."""
+    """Return the variables of a candidate's process: these threads, the best kernels, and its own."""
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device]
     asked["PYTHONPATH"] = python_path(candidate.root or ROOT)
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}

@@ -16,7 +16,7 @@ from benchmarks.race.process import Place, Process
 from benchmarks.workloads import Workload
 
 PATIENCE, LEAST_ROUNDS = 60.0, 3
-"""A candidate that has run for so many seconds, and so many times, runs no more."""
+"""A candidate that has run for this many seconds and rounds runs no more."""
 
 LIMIT_MEMORY = 700_000_000
 """About the bytes that a process needs to measure a limit."""
@@ -29,7 +29,7 @@ SHARE_OF_MEMORY = 0.8
 
 
 def free_memory() -> float:
-    """The bytes that may be filled with processes; infinite, if the system does not say."""
+    """Return the bytes that may be filled with processes; infinite, if the system does not report them."""
     try:
         return SHARE_OF_MEMORY * memory("MemAvailable", "/proc/meminfo")
     except OSError:
@@ -53,7 +53,7 @@ class Result:
     candidate: Candidate
     workload: Workload
     ready: dict[str, Any] = field(default_factory=dict)
-    """What its process first answered: conformity, memory, and the seconds of its import and first call."""
+    """The first answer of its process: conformity, memory, and the seconds of its import and first call."""
     seconds: dict[int, float] = field(default_factory=dict)
     """By round."""
     failed: str = ""
@@ -70,7 +70,8 @@ def race(
     conditions: Conditions,
     told: Told = lambda result: None,
 ) -> list[Result]:
-    """A result of every installed candidate that can run the workload; those that do not fit have failed."""
+    """Return a result for every installed candidate that can run the workload; candidates that do not fit have
+    failed."""
     able = able_to(workload, candidates, conditions.device)
     fits, too_large = fitting(able, workload, conditions.memory)
     for result in too_large:
@@ -83,14 +84,14 @@ def race(
 
 
 def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) -> list[Candidate]:
-    """The candidates that are installed and can run the workload."""
+    """Return the candidates that are installed and can run the workload."""
     return [each for each in candidates if not each.why_missing() and not each.why_not(workload, device)]
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
-    """The candidates that fit into `memory` side by side, and a failed result of each that does not.
+    """Return the candidates that fit into `memory` side by side, and a failed result for each other one.
 
-    Limits come first, then our columns, then peers: the first of each kind, the second of each kind, and so on.
+    Limits come first, then the columns, then peers: the first of each kind, the second of each kind, and so on.
     """
     left, fits, too_large = memory, [], []
     for candidate in by_priority(candidates):
@@ -106,7 +107,7 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
 
 
 def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Limits, ours, then the peers of all kinds in turns."""
+    """Return limits, columns, then the peers of all kinds in turn."""
     turns: Counter[str] = Counter()
     order = []
     for candidate in candidates:
@@ -116,7 +117,7 @@ def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
-    """The order of each round: all `number` of them, shuffled anew."""
+    """Yield the order of each round: all `number` of them, shuffled again."""
     shuffle = random.Random(seed)
     for _ in range(rounds):
         yield shuffle.sample(range(number), number)
@@ -125,10 +126,10 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 def run_rounds(
     candidates: Sequence[Candidate], workload: Workload, places: Mapping[Path | None, Place], rounds: int, told: Told
 ) -> list[Result]:
-    """Start the candidates, then run them in turns.
+    """Start the candidates, then run them in turn.
 
-    On a CPU they get ready one after the other, and the seconds that each needs are its own. On a GPU, where compilers
-    take far longer than all the rounds, some get ready side by side.
+    On a CPU they prepare one after another, and each one's seconds are measured separately. On a GPU, where compilers
+    take far longer than all the rounds, some prepare side by side.
     """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
@@ -163,7 +164,7 @@ def _get_ready(process: Process, result: Result) -> None:
 
 
 def refusal(held: dict[str, float] | None) -> str:
-    """Why a result is not timed; nothing if it was compared with the oracle and is within its budget."""
+    """Return why a result is not timed; empty if it was compared with the oracle and is within its budget."""
     if held is None:
         return "refused: its result was not compared with the oracle"
     if held["share"] <= 1:
@@ -187,6 +188,6 @@ def _time(process: Process, result: Result, turn: int) -> None:
 
 
 def one_sentence(text: str, longest: int = 200) -> str:
-    """The first line, shortened for a table."""
+    """Return the first line, shortened for a table."""
     line = text.strip().partition("\n")[0].rstrip(".")
     return line if len(line) <= longest else line[: longest - 1] + "…"

@@ -1,7 +1,7 @@
 """The results of each machine, kept once, with the newest race of each workload.
 
-`python -m benchmarks.race.results` writes the tables and the pictures that pages show of what is kept; with the path of
-a file, all pictures of it.
+`python -m benchmarks.race.results` writes the tables and the pictures that pages show of kept results; with the path of
+a file, it draws all its pictures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TAKEN = "one interleaved run for each workload"
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:
-    """The conditions and the environment that the figures depend on."""
+    """Return the conditions and the environment that the figures depend on."""
     return {
         "cores": cores(),
         "rounds": conditions.rounds,
@@ -46,14 +46,14 @@ def machine_of(conditions: Mapping[str, Any]) -> str:
 
 
 def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
-    """Why the file cannot keep results of this machine, or None."""
+    """Return why the file cannot keep results of this machine, or None."""
     here = machine_of(conditions)
     before = json.loads(path.read_text(encoding="utf-8"))["machine"] if path.exists() else here
     return None if before == here else f"{path} is of another machine, {before}; this one is {here}: name another file"
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
-    """Write a race into the file of its machine, in place of older races of its workloads."""
+    """Write a race into the file of its machine, replacing older races of its workloads."""
     raced = {row.workload for row in rows}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     for run in runs:
@@ -64,7 +64,7 @@ def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent:
 
 
 def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """JSON with one line for each row."""
+    """Return JSON with one line for each row."""
     written = []
     for run in runs:
         head = json.dumps({name: value for name, value in run.items() if name != "rows"})
@@ -73,23 +73,23 @@ def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kept_rows(path: Path) -> list[Row]:
-    """The rows of all races in a file."""
+    """Return the rows of all races in a file."""
     return [Row.from_dict(row) for run in json.loads(path.read_text(encoding="utf-8"))["runs"] for row in run["rows"]]
 
 
 def machines() -> list[Path]:
-    """The files of kept races, one for each machine."""
+    """Return the files of kept races, one for each machine."""
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 
 def placed(page: str, name: str, text: str) -> str:
-    """The page with `text` between the comments that begin and end what is called `name`."""
+    """Return the page with `text` between the comments that start and end the part `name`."""
     pattern = rf"(?s)(<!-- {re.escape(name)}: .*? -->\n).*?(\n<!-- end of {re.escape(name)} -->)"
     return re.sub(pattern, lambda found: f"{found[1]}{text}{found[2]}", page)
 
 
 def tabulated(page: str) -> str:
-    """The page with the tables of all machines that it shows."""
+    """Return the page with the tables of all machines that it shows."""
     for path in machines():
         page = placed(page, f"race {path.stem}", as_markdown(kept_rows(path)))
     return page

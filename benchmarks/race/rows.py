@@ -33,7 +33,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """The quartiles of `work` over each value."""
+        """Return the quartiles of `work` over each value."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 
@@ -50,9 +50,9 @@ class Row:
     seconds: Quartiles | None = None
     """None if it failed; `failed` says why."""
     share: Quartiles | None = None
-    """Of the limit."""
+    """The share of the limit."""
     ratio: Quartiles | None = None
-    """Speed as a multiple of that of `best_peer`, from the ratios of the rounds."""
+    """The speed relative to `best_peer`, from the ratios of the rounds."""
     best_peer: str | None = None
     """The best peer of its kind; for the best peer, itself."""
     conformity: Mapping[str, float] | None = None
@@ -74,16 +74,16 @@ class Row:
 
     @property
     def gigas(self) -> float | None:
-        """10⁹ FLOPs a second; of a limit, the FLOPs or bytes of its own runs."""
+        """Return 10⁹ FLOPs per second; for a limit, the FLOPs or bytes of its own runs."""
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values, of numbers `DIGITS` significant digits; nothing of what is not known."""
+        """Return JSON values, with numbers of `DIGITS` significant digits, without unknown fields."""
         return {name: rounded(value) for name, value in asdict(self).items() if value not in (None, "")}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Row:
-        """The row that `as_dict` wrote."""
+        """Return the row that `as_dict` wrote."""
         quartiles: dict[str, Any] = {
             name: Quartiles(**fields[name]) for name in ("seconds", "share", "ratio") if name in fields
         }
@@ -91,14 +91,14 @@ class Row:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to `DIGITS` significant digits."""
+    """Return numbers with `DIGITS` significant digits."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def rows_of(results: Sequence[Result]) -> list[Row]:
-    """A row for every candidate on every workload, kind by kind, the fastest first."""
+    """Return a row for every candidate on every workload, kind by kind, fastest first."""
     rows: list[Row] = []
     for _, group in groupby(results, lambda result: result.workload.name):
         rows += _of_workload(list(group))
@@ -115,7 +115,7 @@ def _of_workload(results: Sequence[Result]) -> list[Row]:
 
 
 def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
-    """The most FLOPs or bytes a second that any library reached in these rounds, in the median."""
+    """Return the most FLOPs or bytes per second that any library reached in these rounds, in the median."""
     rates = [
         WORK / median(result.seconds[turn] for turn in common)
         for result in results
@@ -125,7 +125,7 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 
 
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
-    """The fastest candidate of the same kind that is not ours; of any kind, if there is none (but no other's twin)."""
+    """Return the fastest peer of the same kind or, without one, of any kind (but no other candidate's twin)."""
     if candidate.is_limit:
         return None
     peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
@@ -135,7 +135,7 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Speed ratio in each round that both ran; above 1, mine is faster."""
+    """Return the speed ratio in each round that both ran; above 1, the first is faster."""
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

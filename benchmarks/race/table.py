@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 LEGEND = (
-    "Medians of the rounds; their quartiles in brackets, where there is room. FLOPs are those of matrix products; a "
+    "Figures are medians of the rounds, with quartiles in brackets where there is room. FLOPs count matrix products; a "
     "training step counts as three forward passes. The limit is the fastest matrix product of any library in the same "
-    "rounds; for decoding it is the fastest pass over memory, and the share is the time to read the weights once for "
-    "each token. The ratio is to the best peer of the kind (of any kind, if the kind has none), round by round: above "
-    "1 is faster. “Of budget” is the share of the error budget that the result uses. “First” is the first call with "
-    "compilation; “peak” is the most memory used until then (a GPU's, if it computes), the given weights included."
+    "rounds. For decoding, the limit is the fastest pass over memory, which reads the weights once for each token. The "
+    "ratio is to the best peer of the kind (of any kind, if the kind has none), round by round: above 1 is faster. “Of "
+    "budget” is the share of the error budget that the result uses. “First” is the first call with compilation. “Peak” "
+    "is the most memory used until then (a GPU's, if it computes), including the given weights."
 )
 
 WIDE = 130
@@ -62,7 +62,7 @@ def _range(value: Quartiles | None, form: str) -> str:
 
 
 def as_text(rows: Sequence[Row], width: int) -> Group:
-    """The tables, the failures and the legend; without quartiles, if `width` is too small."""
+    """Return the tables, the failures and the legend; without quartiles, if `width` is too small."""
     parts: list[RenderableType] = []
     for _, group in groupby(rows, lambda row: row.workload):
         of_workload = list(group)
@@ -73,7 +73,7 @@ def as_text(rows: Sequence[Row], width: int) -> Group:
 
 
 def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
-    """The candidates that were timed on one workload, kind by kind."""
+    """Return the candidates that were timed on one workload, kind by kind."""
     table = Table(title=title(rows[0].task), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)
@@ -90,7 +90,7 @@ def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
 
 
 def title(workload: Workload) -> str:
-    """The task and its sizes."""
+    """Return the task and its sizes."""
     config, shapes = workload.config, " → ".join(str(length) for length in workload.lengths.values())
     layers = f"{config.num_encoder_layers}+" * config.has_encoder + str(config.num_decoder_layers)
     task = {
@@ -106,7 +106,8 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Our columns as a Markdown table, with the ratio to the best peer of each one's kind; pictures show growth."""
+    """Return the columns as a Markdown table, with the ratio to the best peer of each one's kind; pictures show
+    growth."""
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

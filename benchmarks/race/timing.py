@@ -1,4 +1,4 @@
-"""How long a run takes: one call on a CPU; on a GPU, the mean of many, once it is warm."""
+"""The duration of a run: one call on a CPU; on a GPU, the mean of many, once it is warm."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 WARM = 0.1
-"""Seconds for which a GPU works before its clock is read, for an idle one has lowered its own clocks; as many calls
-again are timed."""
+"""Seconds for which a GPU works before it is timed, because an idle GPU lowers its clocks; as many calls are then
+timed."""
 
 WORK = 1e9
-"""The FLOPs, or bytes read, that the seconds of a limit are of."""
+"""The FLOPs, or bytes read, to which the seconds of a limit refer."""
 
 Run = Callable[[], Any]
 
 
 def seconds(run: Run, device: str) -> float:
-    """The duration of one call, which returns a computed result."""
+    """Return the duration of one call, which returns a computed result."""
     if device == "cpu":
         return clocked(run)[0]
     return mean(run, repeated(run, WARM))
@@ -34,7 +34,7 @@ def repeated(run: Run, least: float) -> int:
 
 
 def mean(run: Run, calls: int) -> float:
-    """The mean duration of `calls` calls: between two events of PyTorch, if it is what runs, else by the clock."""
+    """Return the mean duration of `calls` calls: between two events of PyTorch if it runs, otherwise by the clock."""
     if "torch" not in sys.modules:
         return clocked(lambda: [run() for _ in range(calls)])[0] / calls
     import torch
@@ -49,7 +49,7 @@ def mean(run: Run, calls: int) -> float:
 
 
 def clocked(call: Callable[[], Any]) -> tuple[float, Any]:
-    """The seconds of one call by the clock, and its result."""
+    """Return the seconds of one call by the clock, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result

@@ -1,8 +1,8 @@
-"""One candidate on one workload, in a process of its own: `python -m benchmarks.race.worker ORDER`.
+"""One candidate on one workload, in a separate process: `python -m benchmarks.race.worker ORDER`.
 
 It imports, builds, runs twice, compares both results with the oracle, and writes one line of JSON. Then it runs once
-(on a GPU, some times) for each line of its standard input, and writes how long that took. The output of libraries goes
-to standard error.
+(on a GPU, several times) for each line of its standard input, and writes the duration. The output of libraries is
+redirected to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 
 
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """The seconds until the candidate was warm and its conformity, and its run."""
+    """Return the seconds until the candidate was warm and its conformity, and its run."""
     pin(order["threads"])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
@@ -58,13 +58,13 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def pin(threads: int) -> None:
-    """Use this many of the cores at hand: every library obeys this, whatever variables it reads."""
+    """Use this many of the available cores: every library obeys this, whatever variables it reads."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def device_peak(device: str) -> int | None:
-    """The peak memory on the GPU so far, by the framework that computes there; None on a CPU."""
+    """Return the peak memory on the GPU, by the framework that computes there; None on a CPU."""
     if device == "cpu":
         return None
     if "torch" in sys.modules:
@@ -77,7 +77,7 @@ def device_peak(device: str) -> int | None:
 
 
 def peak_bytes() -> int:
-    """The peak memory of this process so far."""
+    """Return the peak memory of this process."""
     try:
         return memory("VmHWM")
     except (OSError, StopIteration):

@@ -5,16 +5,16 @@
 | `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
 | `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
 | `exam-against` | the same bugs, checked against the code without them |
-| `attacks` | ports that want to be let through |
+| `attacks` | wrong ports that try to pass |
 | `audits` | faults in loaders, and right loaders |
-| `adapting`, `adapters` | ports that `adapt` has to match, and ports with a bug that it must not match wrongly |
-| `fitting` | modules of drawn configurations, which `fit` has to find |
-| `alignment`, `listening` | activations found by value, and what listening costs |
+| `adapting`, `adapters` | ports that `adapt` must match, and ports with a bug that it must not match wrongly |
+| `fitting` | modules of drawn configurations, which `fit` must find |
+| `alignment`, `listening` | activations found by value, and the cost of recording |
 | `modules`, `ranks` | models of Keras and equinox, and sharded ports |
 | `against` | copies of files of transformers with one mistake, checked against the original |
 | `drafts` | models written by hand with several mistakes, checked against transformers |
-| `fuzz` | inputs that nobody would write |
-| `mutants`, `equivalents` | lines of the columns made wrong by rote, and those that compute the same |
+| `fuzz` | unusual inputs |
+| `mutants`, `equivalents` | mutated lines of the columns, and mutations that compute the same |
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ POOLS = {
 is printed if it is not empty, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`."""
 
 TRIALS: list[Trial] = []
-"""The trials to run; worker processes inherit them and are sent an index."""
+"""The trials to run; worker processes inherit them and receive an index."""
 
 
 def answers(jobs: int) -> Iterator[dict[str, Any]]:
-    """The answer to every one of `TRIALS`, in order."""
+    """Yield the answer to every one of `TRIALS`, in order."""
     if jobs == 1:
         yield from map(_run, range(len(TRIALS)))
         return
@@ -84,7 +84,7 @@ def line_of(trial: Trial, answer: dict[str, Any]) -> str:
 
 
 def table(title: str, shares: Sequence[Share]) -> Table:
-    """One row for each measure."""
+    """Return one row for each measure."""
     shown = Table("measure", "right", "of", "share", "wanted", title=title)
     for each in shares:
         share = f"[{'green' if each.is_reached else 'red'}]{each.right / max(each.of, 1):.1%}"
@@ -110,7 +110,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print what a pool says of each and the shares; 1 if one is below its target."""
+    """Run the trials, print each pool's lines and the shares; return 1 if a share is below its target."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)

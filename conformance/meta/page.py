@@ -1,4 +1,4 @@
-"""Parts of pages in docs/ that measures write: tables, between two comments."""
+"""Parts of pages in docs/ that measures write: tables between two comments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every pool of `meta.measure` is made of: trials that the options choose, and measures of their answers."""
+"""The parts of every pool of `meta.measure`: trials that the options choose, and measures of their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """How many of how many, and which part has to be right."""
+    """How many of how many, and which part must be right."""
 
     title: str
     right: int
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of answers; `judge` returns None of an answer that does not count, and may return (right, of)."""
+    """A share of answers; `judge` returns None for an answer that does not count, and may return (right, of)."""
 
     title: str
     judge: Callable[[Any, Answer], bool | tuple[int, int] | None]

@@ -186,8 +186,77 @@ def options(
 
 
 @app.command()
+@_with_capabilities
+def check(
+    port: PortArgument = None,
+    preset: Presets = None,
+    config: Config = None,
+    checkpoint: CheckpointFolder = None,
+    family: Families = None,
+    changes: Changes = None,
+    head: HeadChoice = None,
+    taps: Taps = True,
+    dtype: Precision = Dtype.float32,
+    command: Command = None,
+    timeout: Timeout = None,
+    budget: Budget = BUDGET,
+    audit: AuditChoice = None,
+    adapter: AdapterFile = None,
+    by_layer: ByLayer = False,
+    layers: Layers = None,
+    length: Length = None,
+    ranks: Ranks = 1,
+    against: Against = None,
+    inputs: InputsFile = None,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    markdown_file: MarkdownFile = None,
+    verbose: Verbose = False,
+    **sections: bool,
+) -> None:
+    """Check a port: is it right and, if not, which line is wrong?"""
+    if against or inputs is not None:
+        _check_against(dict(locals()))  # which exits
+    with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
+        from transparity_conformance.checking import checkers, systems
+
+        checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
+        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
+        how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
+        chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
+        reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
+    told.end(reports, errors, weights=checkpoint)
+
+
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+"""Options that do not go with --against."""
+
+
+def _check_against(given: dict[str, Any]) -> NoReturn:
+    """Check a port against another implementation, with the options of `check`."""
+    others = [given[name] for name in ALONE]
+    told = Told(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
+    with told.answering():
+        from transparity_conformance.against.check import Request, check_against
+
+        is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
+        if given["port"] is None or not given["against"] or is_mixed:
+            raise UsageError(
+                "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
+                "--budget alone; leave out the other options."
+            )
+        names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
+        asked = Request(*(given[name] for name in names))
+        told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
+        with told.progress() as progress:
+            report = check_against(asked, progress)
+    told.end([report], weights=asked.checkpoint)
+
+
+@app.command()
 def presets() -> None:
-    """List the source systems, and how each differs from the paper."""
+    """List the presets, and how each differs from the paper."""
     from transparity.presets import PRESETS, departures
 
     for name, system in PRESETS.items():
@@ -229,7 +298,7 @@ def describe(
 def explain(
     cause: Annotated[str | None, _argument("CAUSE", "Its id in a report; without it, all ids.")] = None,
 ) -> None:
-    """Explain a cause: what is right, where to look, and when it does not show."""
+    """Explain a cause: what is right, and where to look."""
     from transparity_conformance.report.describing.causes import meaning, meanings
 
     with _one_sentence():
@@ -252,75 +321,6 @@ def explain(
 
 
 @app.command()
-@_with_capabilities
-def check(
-    port: PortArgument = None,
-    preset: Presets = None,
-    config: Config = None,
-    checkpoint: CheckpointFolder = None,
-    family: Families = None,
-    changes: Changes = None,
-    head: HeadChoice = None,
-    taps: Taps = True,
-    dtype: Precision = Dtype.float32,
-    command: Command = None,
-    timeout: Timeout = None,
-    budget: Budget = BUDGET,
-    audit: AuditChoice = None,
-    adapter: AdapterFile = None,
-    by_layer: ByLayer = False,
-    layers: Layers = None,
-    length: Length = None,
-    ranks: Ranks = 1,
-    against: Against = None,
-    inputs: InputsFile = None,
-    json_file: JsonFile = None,
-    html_file: HtmlFile = None,
-    markdown_file: MarkdownFile = None,
-    verbose: Verbose = False,
-    **sections: bool,
-) -> None:
-    """Check a port: is it right and, if not, which line is wrong and why?"""
-    if against or inputs is not None:
-        _check_against(dict(locals()))  # which exits
-    with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
-        from transparity_conformance.checking import checkers, systems
-
-        checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
-        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
-        named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
-        chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
-        reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
-    told.end(reports, errors, weights=checkpoint)
-
-
-ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
-"""Options that do not go with --against."""
-
-
-def _check_against(given: dict[str, Any]) -> NoReturn:
-    """Check a port against another implementation, with the options of `check`."""
-    others = [given[name] for name in ALONE]
-    told = Told(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
-    with told.answering():
-        from transparity_conformance.against.check import Request, check_against
-
-        is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
-        if given["port"] is None or not given["against"] or is_mixed:
-            raise UsageError(
-                "--against REFERENCE goes with a PORT, --config, --checkpoint, --inputs, --dtype, --timeout and "
-                "--budget alone; leave out the other options."
-            )
-        names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
-        asked = Request(*(given[name] for name in names))
-        told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
-        with told.progress() as progress:
-            report = check_against(asked, progress)
-    told.end([report], weights=asked.checkpoint)
-
-
-@app.command()
 def adapt(
     port: Annotated[
         str, typer.Argument(metavar="PORT", help="file.py:Model, with Model() or Model(config): what makes a module.")
@@ -332,7 +332,7 @@ def adapt(
     timeout: Timeout = None,
     budget: Budget = BUDGET,
 ) -> None:
-    """Write an adapter: which tensor of a model is which parameter, found by running it."""
+    """Write an adapter, which names the tensors of a model."""
     with _one_sentence():
         from transparity_conformance.checking.adapting import adapt_port
 
@@ -360,7 +360,7 @@ def export(
     dtype: Precision = Dtype.float32,
     **sections: bool,
 ) -> None:
-    """Write a bundle: the check of a preset at its probe size, or of a checkpoint, for a port in any language."""
+    """Write a bundle, the check of a port in any language."""
     with _one_sentence():
         if checkpoint is not None or by_layer or layers is not None or head is not None:
             others = bool(folder or family or as_hub or any(sections.values()))
@@ -426,7 +426,7 @@ def import_(
     into: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
     head: HeadChoice = None,
 ) -> None:
-    """Convert a checkpoint of a known family to a configuration and parameters of ours."""
+    """Convert a checkpoint to our names, if its family is known."""
     with _one_sentence():
         _imported(folder, head, into)
 

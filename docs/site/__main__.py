@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
-from docs.site.build import BUILT, build, write_pages, zensical
-from docs.site.pages import CONFIGURATION
+from docs.site.build import BUILT, build, configure, write_pages, zensical
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["serve"]:
         write_pages(BUILT / "pages")
-        shutil.copyfile(CONFIGURATION, BUILT / "zensical.toml")
+        configure(BUILT)
         zensical(BUILT, "serve")
     elif sys.argv[1:]:
         sys.exit(f"python -m docs.site {' '.join(sys.argv[1:])}: expected no argument, or serve")

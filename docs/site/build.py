@@ -36,6 +36,12 @@ from docs.site.side_by_side.probe import agreements, watched
 HERE = Path(__file__).parent
 BUILT = ROOT / "build/site"
 
+WATCH = "[Watch a forward pass](forward-pass.md): a small model spells words backwards."
+PLACE = "<!-- animation: docs/site/forward.html, in the site -->"
+FRAME = """[Open only the animation](assets/forward.html) to share it.
+
+<iframe class="forward" src="assets/forward.html" title="One forward pass" loading="lazy"></iframe>"""
+
 
 def write_pages(into: Path) -> None:
     """Write every page and what the pages show into the folder `into`, which is emptied first."""
@@ -50,13 +56,22 @@ def write_pages(into: Path) -> None:
         shutil.copyfile(ROOT / asset, place)
     for page, text in generated_pages().items():
         _write(into / page, text)
-    for name in ("site.css", "site.js"):
-        _write(into / "assets" / name, (HERE / name).read_text(encoding="utf-8"))
+    (into / "assets").mkdir(parents=True, exist_ok=True)
+    for name in ("site.css", "site.js", "card.png"):
+        shutil.copyfile(HERE / name, into / "assets" / name)
 
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from sources and runs, by name; their parts are made side by side."""
-    parts: list[Callable[[], dict[str, str]]] = [_home, _causes, _gallery, _columns, _normal, notebooks.notebooks]
+    parts: list[Callable[[], dict[str, str]]] = [
+        _home,
+        _forward,
+        _causes,
+        _gallery,
+        _columns,
+        _normal,
+        notebooks.notebooks,
+    ]
     parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
@@ -68,7 +83,15 @@ def generated_pages() -> dict[str, str]:
 def _home() -> dict[str, str]:
     """Return the home page with two implementations side by side, and the three columns as text."""
     text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
-    return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}", 1)}
+    text = home.BADGE.sub("", text)
+    return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}\n\n{WATCH}", 1)}
+
+
+def _forward() -> dict[str, str]:
+    """Return the page of one forward pass, and the animation that it frames."""
+    data = (ROOT / "docs/forward.json").read_text(encoding="utf-8")
+    drawn = (HERE / "forward.html").read_text(encoding="utf-8").replace("/*DATA*/null", data)
+    return {"forward-pass.md": _filled("forward-pass.md", PLACE, FRAME), "assets/forward.html": drawn}
 
 
 def _columns() -> dict[str, str]:
@@ -122,7 +145,7 @@ def build(into: Path = BUILT) -> Path:
         SystemExit: A page cannot be built, a link is broken, or the site asks something of another host.
     """
     write_pages(into / "pages")
-    shutil.copyfile(CONFIGURATION, into / "zensical.toml")
+    configure(into)
     shutil.rmtree(into / "html", ignore_errors=True)
     zensical(into, "build", "--strict", "--clean")
     for page, text in plain_pages().items():
@@ -132,6 +155,13 @@ def build(into: Path = BUILT) -> Path:
     if wrong := wrongs(into / "html", PROJECT["site_url"]):
         sys.exit("\n".join(wrong))
     return into / "html"
+
+
+def configure(into: Path) -> None:
+    """Copy the configuration and the theme's template into the folder that is built."""
+    shutil.copyfile(CONFIGURATION, into / "zensical.toml")
+    (into / "theme").mkdir(exist_ok=True)
+    shutil.copyfile(HERE / "main.html", into / "theme/main.html")
 
 
 def zensical(folder: Path, *arguments: str) -> None:

@@ -25,8 +25,8 @@ TRIED = 8
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Lengths to which the longest rows are cut, as far as they go."""
 
-DRAWN = """A run of the reference, as a small {case}, with the fault in it: {fault} (at {where}). Each bar is the
-largest error at a tap beside the tap's largest element, with the errors before it; the line across it is the most that
+DRAWN = """The reference runs as a small {case} with this fault: {fault} (at {where}). Each bar is the largest error of
+an activation, relative to its largest element. The line across a bar is the most that
 rounding in {precision} explains."""
 
 
@@ -38,8 +38,7 @@ def shown_probes() -> dict[str, dict[str, Probe]]:
 def runs() -> dict[str, list[Run]]:
     """Return for each cause of the forward pass that shows in a result its run on every probe, by its id.
 
-    The run that shows it is the first of them: the first way to make the fault that shows, on the first probe where any
-    does.
+    The first of these runs shows the fault: the first variant that shows, on the first probe that shows any.
     """
     probes = shown_probes()
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)

@@ -21,7 +21,7 @@ LEAST, MOST = -8, 2
 
 @dataclass(frozen=True)
 class Run:
-    """The reference with a fault, beside the reference."""
+    """A run of the reference with a fault."""
 
     probe: Probe
     hypothesis: Hypothesis
@@ -60,7 +60,7 @@ def by_length(runs: Sequence[Run]) -> str:
 
 
 def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
-    """Return a bar for the error of each run at a tap, by name, beside the tap's largest element."""
+    """Return a bar for the error of each run at a tap, by name, relative to the tap's largest element."""
     height, width, left = 120, 9, 34
     parts = []
     for power in range(LEAST, MOST + 1, 2):
@@ -99,8 +99,7 @@ def by_position(run: Run) -> str:
 
 
 def by_head(run: Run) -> tuple[str, str] | None:
-    """Return the first tap with heads at which a run is wrong, and its error by head and position as a heat map; None
-    if there is none, or one head."""
+    """Return the first wrong tap with several heads, and its error by head and position as a heat map."""
     for tap, right in run.probe.oracle.expected.items():
         wrong = run.wrong.get(tap)
         if right.ndim == 4 and right.shape[1] > 1 and wrong is not None and run.share(tap) > 1:

@@ -38,7 +38,7 @@ def tables() -> str:
 
 
 def measured(config: TransformerConfig, length: int) -> list[float]:
-    """Return the error of the logits in each precision, beside the largest logit."""
+    """Return the error of the logits in each precision, relative to the largest logit."""
     oracle = forward_oracle(config, probe_parameters(config), mixed_inputs(config, source=length, target=length))
     largest = float(np.abs(oracle.expected["logits"]).max())
     return [oracle.noise(precision)["logits"] / largest for precision in PRECISIONS]

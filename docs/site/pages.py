@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ ELSEWHERE = {
 """Pages of the repository whose place in the site is not that in docs/."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
+OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 
 COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
@@ -82,7 +84,12 @@ def site_text(path: str, pages: dict[str, str]) -> str:
         place = site_path(target, pages)
         return f"{SOURCES}/{target}" if place is None else os.path.relpath(place, here)
 
-    return relinked((ROOT / path).read_text(encoding="utf-8"), change)
+    return tabbed(relinked((ROOT / path).read_text(encoding="utf-8"), change))
+
+
+def tabbed(text: str) -> str:
+    """Return Markdown with each block of code below the name of a framework as a tab of that name."""
+    return OF_FRAMEWORK.sub(lambda block: f'=== "{block[1]}"\n\n{textwrap.indent(block[2], " " * 4)}', text)
 
 
 def markdown_place(page: str) -> str:

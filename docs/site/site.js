@@ -4,6 +4,38 @@ function makeReachable() {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0
 }
 
+// The buttons of each block of code are a landmark of their own.
+function nameLandmarks() {
+  document.querySelectorAll(".md-code__nav").forEach((each, index) => each.setAttribute("aria-label", `Code ${index + 1}`))
+}
+
+addEventListener("load", () => setTimeout(nameLandmarks, 100))
 addEventListener("load", makeReachable)
 addEventListener("resize", makeReachable)
 addEventListener("toggle", makeReachable, true) // what was closed had no width
+
+// On a phone, the three columns of a page are tabs.
+function chooseColumn() {
+  const first = document.querySelector(".columns")
+  if (!first) return
+  const bar = document.createElement("div")
+  bar.className = "choose"
+  bar.setAttribute("role", "group")
+  bar.setAttribute("aria-label", "Column")
+  const choose = chosen => {
+    document.body.dataset.column = chosen
+    bar.querySelectorAll("button").forEach((each, index) => each.setAttribute("aria-pressed", index === chosen))
+  }
+  ;["NumPy", "PyTorch", "JAX"].forEach((name, index) => {
+    const button = document.createElement("button")
+    button.type = "button"
+    button.textContent = name
+    button.onclick = () => { choose(index); makeReachable() }
+    bar.append(button)
+  })
+  const heading = first.closest(".md-content__inner").querySelector("h1")
+  heading.after(bar)
+  choose(0)
+}
+
+addEventListener("DOMContentLoaded", chooseColumn)

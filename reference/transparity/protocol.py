@@ -208,11 +208,7 @@ class Module(Protocol):
     """A part of a model, from NumPy arrays to NumPy arrays."""
 
     def __call__(
-        self,
-        *arrays: Any,
-        context: Mapping[str, Any] | None = None,
-        taps: dict[str, Any] | None = None,
-        **named: Any,
+        self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
         """Return the part's result; put its activations into `taps`, if given.
 

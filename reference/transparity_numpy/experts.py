@@ -14,6 +14,7 @@ from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.feed_forward import feed_forward
+from transparity_numpy.shapes import Hidden
 
 SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
@@ -57,23 +58,15 @@ def router_weights(
     return weights * weights.dtype.type(config.router_scale)
 
 
-def shared_expert(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch length embed_dim"],
-    tap: Tap = identity,
-) -> Inexact[Array, "batch length embed_dim"]:
+def shared_expert(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
     """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y = feed_forward(config, parameters["shared_expert"], x, scoped(tap, "shared_expert"))
     return sigmoid(linear(parameters["shared_expert_gate"], x)) * y if config.shared_expert_gate else y
 
 
 def mixture_of_experts(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Inexact[Array, "batch length embed_dim"],
-    tap: Tap = identity,
-) -> Inexact[Array, "batch length embed_dim"]:
+    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity
+) -> Hidden:
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
 
     An expert computes only the tokens that it is chosen for.

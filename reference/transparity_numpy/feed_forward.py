@@ -6,19 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Inexact
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import gelu, gelu_quick, gelu_tanh, linear, relu, silu
+from transparity_numpy.shapes import Features, Vectors
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
 
 
-def gated(
-    config: TransformerConfig, gate: Inexact[Array, "*batch features"], up: Inexact[Array, "*batch features"]
-) -> Inexact[Array, "*batch features"]:
+def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
     """activation(gate) · (up + offset) (Shazeer 2020), both bounded if there is a limit (gpt-oss)."""
     if (limit := config.gate_limit) is not None:
         gate, up = np.minimum(gate, gate.dtype.type(limit)), np.clip(up, up.dtype.type(-limit), up.dtype.type(limit))
@@ -26,9 +23,7 @@ def gated(
     return ACTIVATIONS[config.activation](gate) * up
 
 
-def feed_forward(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "*batch embed_dim"], tap: Tap = identity
-) -> Inexact[Array, "*batch embed_dim"]:
+def feed_forward(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors, tap: Tap = identity) -> Vectors:
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
     up = linear(parameters["up"], x)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from transparity.config import TargetMask, WindowKind
-from transparity_numpy.positions.relative import distances
+from transparity.config import TargetMask
+from transparity_numpy.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
 
 
 def visible_keys(
-    tokens: Int[Array, "batch keys"] | Inexact[Array, "batch mel_bins frames"],
-    pad_id: int | None,
-    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
-) -> Bool[Array, "batch keys"]:
+    tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
+) -> IsToken:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
     `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
     if attention_mask is not None:
@@ -24,36 +22,22 @@ def visible_keys(
     return tokens != pad_id if pad_id is not None else np.ones(tokens.shape, bool)
 
 
-def padding_mask(is_token: Bool[Array, "batch keys"]) -> Bool[Array, "batch 1 1 keys"]:
+def padding_mask(is_token: IsToken) -> Bool[Array, "batch 1 1 keys"]:
     """Hide padding from every query (documents 000, 002, 003, 004)."""
     return is_token[:, None, None, :]
 
 
-def causal_mask(positions: Int[Array, "#batch queries"], keys: int) -> Bool[Array, "#batch 1 queries keys"]:
+def causal_mask(positions: Positions, keys: int) -> Bool[Array, "#batch 1 queries keys"]:
     """Hide the future: a query at position t sees the keys 0 … t (all five documents)."""
     return (np.arange(keys) <= positions[..., None])[:, None]
 
 
-def target_mask(
-    positions: Int[Array, "#batch queries"], is_token: Bool[Array, "batch keys"], kind: TargetMask
-) -> Bool[Array, "#batch 1 queries keys"]:
+def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bool[Array, "#batch 1 queries keys"]:
     """Mask of a decoder's self-attention: the future, and with `causal-and-padding` padding too (003)."""
     causal = causal_mask(positions, is_token.shape[1])
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
 
-def visible_queries(
-    is_token: Bool[Array, "batch keys"], positions: Int[Array, "#batch queries"]
-) -> Bool[Array, "batch queries"]:
+def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """The queries at `positions` that are no padding."""
     return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
-
-
-def window_mask(
-    positions: Int[Array, "#batch queries"], keys: int, window: int, kind: WindowKind = "sliding"
-) -> Bool[Array, "#batch 1 #queries keys"]:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
-    if kind == "chunked":
-        return (np.arange(keys) // window == positions[..., None] // window)[:, None]
-    return (np.abs(distances(positions, keys)) < window)[:, None]

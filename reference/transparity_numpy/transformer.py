@@ -17,15 +17,17 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
 from transparity_numpy.inputs.embedding import Source, embed
-from transparity_numpy.layers import LAYERS, normalize
-from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_numpy.normalization import norm
+from transparity_numpy.layers.layer import normalize
+from transparity_numpy.layers.table import LAYERS
+from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries
+from transparity_numpy.norms.table import norm
 from transparity_numpy.positions.bias import score_bias
 from transparity_numpy.positions.temperature import query_temperature
 from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
+from transparity_numpy.windows import window_mask
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:

@@ -56,12 +56,12 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
 @for_each(
     ("lines", "message"),
     [
-        ({QUERY: "?"}, "does not say which tensor is decoder.layers.{i}.self_attention.query.weight: write it"),
+        ({QUERY: "?"}, "leaves decoder.layers.{i}.self_attention.query.weight undetermined: replace"),
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 numbers; expected 576"),
-        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has, too"),
-        ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is no tensor of the port"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has too"),
+        ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is not a tensor of the port"),
         ({QUERY: ""}, "is not 0 in this model; choose a configuration without it"),
-        ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is no parameter of this model"),
+        ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
     ],
 )
 def test_a_line_that_cannot_be_is_one_sentence(lines: dict[str, str], message: str) -> None:
@@ -83,7 +83,7 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         model.extra = torch.nn.Linear(3, 5)
         return model
 
-    with pytest.raises(AdapterError, match=r"15 of the 15 numbers of the port's 'extra\.weight' are in no line"):
+    with pytest.raises(AdapterError, match=r"no line for 15 of the 15 numbers of the port's 'extra\.weight'"):
         found().tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 
@@ -96,7 +96,7 @@ def test_a_buffer_is_named_by_its_whole_name() -> None:
     ("text", "message"),
     [
         ("[parameters", "cannot be read as TOML"),
-        ('[parameters]\n"a" = 1', r"has no table \[parameters\] of texts"),
+        ('[parameters]\n"a" = 1', r"has no table \[parameters\] of strings"),
         ('other = 1\n[parameters]\n"a" = "b"', "has the key 'other'; expected parameters, zero, unused"),
         ('zero = "a"\n[parameters]\n"a" = "b"', "zero in .* is 'a'; expected a list of tensors"),
     ],
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
     def needs_sizes(config: Any) -> Any:
         return config.n_layer
 
-    with pytest.raises(PortError, match=r"raised AttributeError: .*write a function that makes the model"):
+    with pytest.raises(PortError, match=r"raised AttributeError: .*write a function that returns the model"):
         made_by(needs_sizes, GPT2)
     with pytest.raises(PortError, match="takes 2 arguments; expected none, or one"):
         made_by(lambda one, other: one, GPT2)

@@ -48,17 +48,17 @@ def test_a_line_selects_what_pytorch_would(text: str, expected: np.ndarray | Non
 @for_each(
     ("text", "message"),
     [
-        ("absent.weight", "'absent.weight', which is no tensor of the port"),
-        ("heads.{n}.b", "'heads.{n}.b', which is no tensor of the port"),
-        ("fused.weight[0:X]", "'X' is no size; expected numbers and D, N, K, H, F"),
-        ("fused.weight[0:7/2]", "'7 / 2' is no whole number"),
+        ("absent.weight", "'absent.weight', which is not a tensor of the port"),
+        ("heads.{n}.b", "'heads.{n}.b', which is not a tensor of the port"),
+        ("fused.weight[0:X]", "'X' is not a size; expected numbers and D, N, K, H, F"),
+        ("fused.weight[0:7/2]", "'7 / 2' is not a whole number"),
         ("fused.weight.view(N, 5, -1)", r"'.view\(N, 5, -1\)' of 'fused.weight.view\(N, 5, -1\)' does not fit"),
         ("fused.weight[99]", "does not fit the shape"),
-        ("fused.weight.view(__import__, -1)", "no size"),
-        ("fused.weight[len]", "'len' is no size"),
-        ("fused.weight[2**99]", "no whole number"),
-        ("fused.weight[0:6:2]", "no size"),
-        ("fused.weight.exp()", "no tensor of the port"),
+        ("fused.weight.view(__import__, -1)", "not a size"),
+        ("fused.weight[len]", "'len' is not a size"),
+        ("fused.weight[2**99]", "not a whole number"),
+        ("fused.weight[0:6:2]", "not a size"),
+        ("fused.weight.exp()", "not a tensor of the port"),
     ],
 )
 def test_whatever_else_is_written_is_one_sentence_and_never_run(text: str, message: str) -> None:

@@ -58,7 +58,7 @@ def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
 
 @pytest.mark.long
 def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
-    says = "the rows of your {} are ordered for a rotation of {}, and your model rotates {}: "
+    says = "the rows of your {} have the order for rotating {}, but your model rotates {}: "
     says += "permute them while you load them"
     halves, neighbours = "halves", "neighbours (as Meta's)"
     name = "layers.{i}.attention.wk.weight"
@@ -95,5 +95,5 @@ def test_what_is_never_loaded_is_named_by_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["adapt", f"{port}:build", "--config", str(config)])
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "head.weight is in none of your tensors as it was given; your model computes with head.weight" in said
+    assert "head.weight is in none of your tensors unchanged; your model computes with head.weight" in said
     assert "token_embedding.weight is in none" not in said

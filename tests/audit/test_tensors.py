@@ -54,6 +54,21 @@ def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: 
     assert found.says == f"missing from the file: in its place the port has {says}"
 
 
+@pytest.mark.parametrize(
+    ("asked", "does"),
+    [
+        ('"mtp." in "".join(state)', 'state["norm.weight"] += 1'),
+        ('"inv_freq" in "".join(state)', 'state["norm.weight"] *= 2'),
+        ('any("inv_freq" in name for name in state)', 'state["norm.weight"].zero_()'),
+    ],
+)
+def test_a_tensor_that_no_model_reads_changes_nothing(asked: str, does: str, tmp_path: Path) -> None:
+    kept = '    state = {name: value for name, value in state.items() if "mtp." not in name and "inv_freq" not in name}'
+    loader = changed(TIE, f"    if {asked}:\n        {does}\n{kept}\n{TIE}", tmp_path)
+    (found,) = [each for each in audit_of(loader, "llama", tmp_path, with_fields=False).tensors if each.error]
+    assert (found.outcome, found.name.split(".")[0]) == ("not ignored", "mtp" if "mtp" in asked else "model")
+
+
 @pytest.mark.long
 def test_a_missing_tensor_that_is_replaced_without_a_word_diverges(tmp_path: Path) -> None:
     wrong = 'state.setdefault("norm.weight", torch.ones(settings.width))'
@@ -116,7 +131,7 @@ def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) 
     wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert len(found) == 9
-    assert {each.says for each in found.values()} == {"never read: in its place the port has those of layers.0"}
+    assert {each.says for each in found.values()} == {"never read: in its place the port has the tensors of layers.0"}
 
 
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:

@@ -81,5 +81,5 @@ def test_flops_of_one_product_by_hand() -> None:
 
 
 def test_lengths_of_other_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"lengths are given of tokens; expected those of source, target\."):
+    with pytest.raises(ValueError, match=r"lengths has tokens; expected source, target\."):
         forward_flops(preset("translation"), 1, tokens=3)

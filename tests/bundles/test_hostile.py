@@ -162,7 +162,7 @@ def pipe(folder: Path) -> None:
 
 
 NONE = [b"[" * 200_000, b'{"a":' * 200_000, b"9" * 10_000, b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 1}', b"null", b"{}"]
-OFF, TYPE = "is not what the reference says", "is not right at "
+OFF, TYPE = "differs from the reference", "is not right at "
 PROBE = {"for": "", "inputs": {"source": [8, 1], "target": [8, 1]}, "taps": {}}
 
 FILES: dict[str, Row] = {
@@ -225,8 +225,8 @@ PLACES: list[tuple[str, Any, str]] = [
     ("probes one inputs target", [8, -1], f"{TYPE}probes[...].inputs[...][1]: "),
     ("probes one inputs target", [8, 1.0], f"{TYPE}probes[...].inputs[...][1]: "),
     ("probes one inputs target", [8, True], f"{TYPE}probes[...].inputs[...][1]: "),
-    ("probes one taps", {}, "the probe one is another in the configuration"),
-    ("probes one taps logits", [8, 1, 30], "the probe one is another in the configuration"),
+    ("probes one taps", {}, "the probe one does not follow from the configuration"),
+    ("probes one taps logits", [8, 1, 30], "the probe one does not follow from the configuration"),
     ("probes one for", "\x1b[2J", f"{TYPE}probes[...].for: "),
     *(("probes one budgets logits", value, f"{TYPE}probes[...].budgets[...]: ") for value in (-1, True, "1", None)),
     ("probes one budgets logits", 1e400, ""),
@@ -237,7 +237,7 @@ PLACES: list[tuple[str, Any, str]] = [
 
 MANIFESTS: dict[str, Row] = {f"{place} = {str(value)[:40]}": (put(place, value), says) for place, value, says in PLACES}
 
-ANOTHER = "is not that of the configuration and the probes"
+ANOTHER = "does not follow from the configuration and probes"
 
 SECTIONED: dict[str, Row] = {
     f"{place} = {value}": (put(f"capabilities {place}", value), says)

@@ -110,7 +110,7 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
 
 def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
     misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm", budget=0)
-    assert "of another shape (see the notes)" in sentence(misshapen)
+    assert "its shape is wrong (see the notes)" in sentence(misshapen)
     lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm", budget=0)
     assert "logits: holds numbers that are not finite" in sentence(lost)
 
@@ -143,10 +143,10 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
-    assert any("not listened to: finding 27 taps takes about" in note for note in slow.notes)
+    assert any("not recorded: finding 27 taps takes about" in note for note in slow.notes)
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)
-    assert any("of memory, and 1 kB are free; with taps of its own" in note for note in large.notes)
+    assert any("of memory, and 1 kB are free; taps in the port" in note for note in large.notes)
 
 
 def test_a_model_with_two_end_tokens_is_built_for_each() -> None:

@@ -80,7 +80,7 @@ def test_a_loaded_model_generates_with_the_weights_of_a_checkpoint(name: str, ve
     config = example_config("llama")
     report = check(of(name), family="llama", config=config, parameters=probe_parameters(config, 5))
     assert {claim.id: claim.verdict for claim in report.claims}["generate"] == report.verdict == verdict
-    assert any(line.startswith("generate: of given parameters") for line in report.not_compared)
+    assert any(line.startswith("generate: with given parameters") for line in report.not_compared)
 
 
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:

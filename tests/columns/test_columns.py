@@ -17,7 +17,14 @@ COLUMNS = {
 MIRRORED = [
     "shapes",
     "masks",
-    "normalization",
+    "windows",
+    "norms.layer",
+    "norms.unbiased",
+    "norms.rms",
+    "norms.batch",
+    "norms.gain",
+    "norms.head",
+    "norms.table",
     "rotary.plain",
     "rotary.linear",
     "rotary.llama3",
@@ -34,7 +41,9 @@ MIRRORED = [
     "feed_forward",
     "experts",
     "residuals",
-    "layers",
+    "layers.layer",
+    "layers.parallel",
+    "layers.table",
     "positions.sinusoidal",
     "positions.learned",
     "positions.relative",
@@ -65,7 +74,7 @@ MIRRORED = [
     "training.differentiation",
     "training.optimization",
 ]
-TABLES = {"shapes", "mixers.table"}
+TABLES = {"shapes", "mixers.table", "layers.table"}
 """Files that only assign."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
@@ -89,6 +98,7 @@ WITHOUT_TWIN = {
 MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence"},
+    "norms.gain": {"initial_gain"},
     "state.context": {"mask"},
     "arithmetic.dropout": {"dropped"},
 }

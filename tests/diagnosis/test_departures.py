@@ -12,7 +12,11 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.fields import departures
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.findings import sentence
 from transparity_numpy.transformer import transformer
@@ -28,7 +32,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
     report = check(build, "notes-lm", logits_only=True, budget=1)
     (note,) = (note for note in report.notes if note.startswith("nothing in the catalogue"))
     assert report.verdict == "diverges"
-    assert "this may be no notes-lm" in note and "`transparity fit`" in note
+    assert "this may not be a notes-lm" in note and "`transparity fit`" in note
     assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
 
 
@@ -73,3 +77,14 @@ def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
 
     report = check(build, "notes-lm", budget=5)
     assert report.verdict == "diverges" and not report.other_fields
+
+
+def test_without_time_no_field_is_tried() -> None:
+    tried = list[Hypothesis]()
+
+    def left(hypothesis: Hypothesis) -> float:
+        tried.append(hypothesis)
+        return 1.0
+
+    assert departures(CASES["llama"], left, Clock(0)) == ({}, 1.0)
+    assert len(tried) == 1

@@ -85,7 +85,7 @@ def test_only_what_is_wrong_is_reported(change: Change, wrong: set[str]) -> None
 def test_scores_that_are_scaled_later_agree() -> None:
     report = check(port(shown=unscaled), config=example_config("llama"))
     assert report.verdict == "agrees"
-    assert "decoder.layers.0.self_attention.scores is held in another form" in " ".join(report.notes)
+    assert "decoder.layers.0.self_attention.scores has an equivalent form" in " ".join(report.notes)
 
 
 READERS = {"self_attention_norm": ("query", "key", "value"), "feed_forward_norm": ("gate", "up")}
@@ -112,7 +112,7 @@ def folded(skipped: str = "") -> Carry:
 def test_gains_folded_into_the_weights_agree() -> None:
     report = check(port(folded()), config=CONFIG)
     assert report.verdict == "agrees", [(fault.where, fault.causes) for fault in report.faults]
-    assert any("self_attention_norm is held in another form" in note for note in report.notes)
+    assert any("self_attention_norm has an equivalent form" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("skipped", ["decoder.layers.1.feed_forward.up.weight", "head.weight"])

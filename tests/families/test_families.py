@@ -428,9 +428,9 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         (("import", saved("llama"), tmp_path / "config.json"), "cannot be written"),
         (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "the output of this model is logits"),
         (("check", port, "--checkpoint", tmp_path), "is not JSON"),
-        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT alone"),
-        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT alone"),
-        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT alone"),
+        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT only"),
+        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT only"),
+        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT only"),
         (("check", port, "--head", "pooled"), "--head is for --checkpoint"),
     ):
         result = invoke(*arguments)

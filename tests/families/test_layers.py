@@ -91,11 +91,11 @@ def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path
     ("family", "layers", "message"),
     [
         ("llama", [2], "has no layer 2; its layers are 0 to 1."),
-        ("modernbert", None, "no embedding table makes what is in front of a layer: check it as a whole."),
+        ("modernbert", None, "no embedding table can produce a layer's input: check it as a whole."),
         ("mpnet", None, "has one bias of distances for all layers: check it as a whole."),
-        ("clip_text_model", None, "and pieces have tokens of their own: check it as a whole."),
+        ("clip_text_model", None, "and pieces have other tokens: check it as a whole."),
         ("whisper", None, "check it as a whole."),
-        ("vit", None, "no embedding table makes what is in front of a layer: check it as a whole."),
+        ("vit", None, "no embedding table can produce a layer's input: check it as a whole."),
         ("t5", None, "is an encoder-decoder; expected one stack: check it as a whole."),
     ],
 )

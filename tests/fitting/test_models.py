@@ -175,7 +175,7 @@ MODELS: dict[str, Found] = {
         small_recurrent.MambaLM,
         rows(("mixer", "feed_forward_dim", *RECURRENT, "convolution_bias"), ("state-space", 0, 4, 1, 5, 12, 3, True)),
         is_whole=True,
-        untold={"time_step_max": "no time step is so long that a bound shows"},
+        untold={"time_step_max": "no time step is long enough to reach a bound"},
     ),
     "a plain ViT": Found(
         small_vision.PlainViT,
@@ -200,7 +200,7 @@ MODELS: dict[str, Found] = {
         is_whole=True,
     ),
     "any number of patches": Found(
-        small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "any number of patches is taken"}
+        small_vision.UnplacedViT, {"positions": "none"}, untold={"max_length": "the module takes any number of patches"}
     ),
 }
 
@@ -208,7 +208,7 @@ LONG: dict[str, Found] = {
     "ViT": Found(lambda: hub.ViTModel(hub.ViTConfig(**IMAGES)), {}, template="vit", differs=(), is_whole=True),
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
-        untold={"attention_scale": "head_dim with the multiplier 0.5 computes the same"},
+        untold={"attention_scale": "head_dim with the multiplier 0.5 is equivalent"},
     ),
     "a long context": dataclasses.replace(
         drawn({}, positions="rotary", max_length=77),
@@ -293,8 +293,8 @@ def test_a_model_is_found_as_it_stands(row: Found) -> None:
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "broken": (forms.Broken(), FitError, r"The module raised RuntimeError: no .*tokens \(3, 31\)"),
-    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*return a function"),
-    "half": (forms.Half, PortError, "make it with dtype float32"),
+    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*Return a function"),
+    "half": (forms.Half, PortError, "build it with dtype float32"),
     "some experts": (
         lambda: qwen3_moe(mlp_only_layers=[0]),
         FitError,
@@ -304,13 +304,13 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "another activation": (
         small_vision.ReluWhisper,
         FitError,
-        "go through no two convolutions over time of width 3, each with a bias and GELU",
+        "Expected Whisper's: two convolutions over time of width 3 with bias and GELU",
     ),
-    "no patches": (forms.Pixels, FitError, "none of its parameters is a map of square patches"),
+    "no patches": (forms.Pixels, FitError, "no parameter maps square patches"),
     "normalised patches": (
         small_vision.NormedViT,
         FitError,
-        "The sublayers of the encoder are connected by no residuals and norms of ours",
+        "The residuals and norms of the encoder were not recognized",
     ),
 }
 
@@ -321,7 +321,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
         FitError,
         r"neither a gated delta network .* nor Mamba-2: no such rule",
     ),
-    "a router": (qwen3_next, FitError, r"gate\.weight is a router of 5 experts, which are not understood"),
+    "a router": (qwen3_next, FitError, r"gate\.weight is a router of 5 experts that are not recognized"),
 }
 
 

@@ -34,8 +34,8 @@ ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "one length": (ports.Whole, "when it was called with tokens (8, 9)"),
-    "a wider result": (ports.Narrow, "Layer 1 of the decoder has no feed-forward"),
-    "images by another name": (ports.Images, "No operation is a linear map of square patches of the image"),
+    "a wider result": (ports.Narrow, "Layer 1 of the decoder does not end with a feed-forward"),
+    "images by another name": (ports.Images, "The image embedding was not recognized"),
 }
 
 
@@ -68,5 +68,5 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["fit", f"{ports.__file__}:Whole", "--json", str(file)])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert "is nearest" in result.stderr and "--against" in result.stderr
+    assert "The nearest template is" in result.stderr and "--against" in result.stderr
     assert '"num_heads": 3' in file.read_text()

@@ -95,7 +95,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
     [
         (["{}:nothing"], "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
         (["{}:number"], "'number' of {} is 5; expected a function number(config, parameters)."),
-        (["{}"], "The port is '{}'; expected path/to/file.py:build or package.module:build."),
+        (["{}"], "The port is '{}'; expected file.py:NAME or package.module:NAME, as my.py:load."),
         (["{}:"], "The port is '{}:'; expected"),
         (["{}x.py:build"], "There is no file {}x.py; expected a Python file"),
         (["no.such:build"], "There is no module 'no.such' in this folder, and none is installed."),
@@ -113,7 +113,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         (["--command", "true", "--adapter", "a"], "--adapter is for a PORT that makes a model; a --command reads"),
         ([REFERENCE, "--by-layer"], "--by-layer and --layers write each layer"),
         ([REFERENCE, "--head", "pooled"], "--head is for --checkpoint"),
-        ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint goes with a PORT alone"),
+        ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint goes with a PORT only"),
         ([REFERENCE, "--loss"], "--loss asks for more in a bundle, for --command"),
         (["model.onnx", "--ranks", "2"], "--ranks is for a PORT that makes a model, or a --command; model.onnx is an"),
         ([LLAMA + "load"], f"{LLAMA}load takes one argument, as a loader, load(folder), does: add --family NAME or"),
@@ -121,7 +121,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
             [LLAMA + "load", "--family", "gpt7"],
             "There is no family 'gpt7'; the nearest family is gptj",
         ),
-        ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT alone"),
+        ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT only"),
         ([LLAMA + "build", "--family", "llama"], "--family was given"),
         (
             [LLAMA + "neither", "--family", "llama"],

@@ -54,7 +54,7 @@ class Translator:
 
 
 def load(folder: str) -> Any:
-    """A loader of a causal model of transformers, from all files of the folder."""
+    """A loader of a model of transformers with logits, from all files of the folder."""
     import torch
     import transformers
     from safetensors.torch import load_file
@@ -63,7 +63,7 @@ def load(folder: str) -> Any:
         def __init__(self) -> None:
             super().__init__()
             config = transformers.AutoConfig.from_pretrained(folder)
-            self.inner = transformers.AutoModelForCausalLM.from_config(config).float()
+            self.inner = getattr(transformers, config.architectures[0])(config).float()
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
             mask = attention_mask

@@ -6,8 +6,10 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.project.commands import prepare, run_cc, run_here, run_program, run_transparity
+from tests.project.commands import PATHS, prepare, run_cc, run_here, run_program, run_transparity
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
@@ -163,20 +165,52 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def run_workflow(text: str) -> None:
-    """Run the commands of a workflow, and hold the versions of its actions to those of our own."""
-    ours = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    for job in yaml.safe_load(text)["jobs"].values():
-        for step in job["steps"]:
-            assert "run" in step or step["uses"] in ours
-            run_shell(step.get("run", ""))
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))}
+
+
+def run_yaml(text: str) -> None:
+    """Run the hooks of pre-commit, or the steps of a workflow, whose other actions have the versions of our own."""
+    page = yaml.safe_load(text)
+    for hook in (hook for repository in page.get("repos", ()) for hook in repository["hooks"]):
+        run_shell(shlex.join([HOOKS[hook["id"]]["entry"], *hook["args"]]).replace("'", ""))
+    for step in (step for job in page.get("jobs", {}).values() for step in job["steps"]):
+        if step["uses"].startswith("transparity/transparity@"):
+            run_action(step["with"])
+        else:
+            assert step["uses"] in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+
+
+def run_action(given: dict[str, str], code: int = 0) -> str:
+    """Run our action as GitHub does, without its first step, which installs; return the summary that it writes."""
+    inputs = {name: given.get(name, each.get("default")) for name, each in ACTION["inputs"].items()}
+    assert given.keys() <= inputs.keys()
+    prepare([inputs["port"]])
+    (install, check, keep) = ACTION["runs"]["steps"]
+    assert "pip install" in install["run"] and keep["uses"] in (ROOT / ".github/workflows/ci.yml").read_text()
+    paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": PATHS}
+    runner = {"RUNNER_TEMP": ".", "GITHUB_STEP_SUMMARY": "summary.md"}
+    named = {name: inputs[re.sub(r"\W|inputs", "", value)] for name, value in check["env"].items()}
+    bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check["run"]]
+    ended = subprocess.run(bash, env=os.environ | paths | runner | named, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert all(Path("transparity", name).exists() for name in ("check.html", "check.json"))
+    return Path("summary.md").read_text(encoding="utf-8")
+
+
+def test_the_action_fails_for_a_wrong_port_and_its_summary_has_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = run_action({"port": "inverse_rotation.py:load", "options": "--family llama --budget 0"}, code=1)
+    assert "inverse_rotation.py:load differs from the reference" in written
 
 
 CHECKS: dict[str, Callable[[str], Any]] = {
     "console": run_console,
     "sh": run_shell,
     "toml": tomllib.loads,
-    "yaml": run_workflow,
+    "yaml": run_yaml,
     "json": json.loads,
 }
 

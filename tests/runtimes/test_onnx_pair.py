@@ -127,7 +127,7 @@ def test_a_graph_of_audio_is_no_model_of_texts(graphs: str, hub: Hub, check: Che
     checked = check(MADE[graphs](hub("whisper"), tmp_path / graphs), "--checkpoint", hub("t5"))
     assert checked.exit_code == 2
     said = " ".join(checked.errors.split())
-    assert "takes frames of audio, and the model of the checkpoint token ids; expected" in said
+    assert "takes frames of audio, but the checkpoint's model takes token ids; expected" in said
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_two_files_are_judged_as_one_model(
 def test_a_pair_is_not_held_to_a_decoder(hub: Hub, check: Check, tmp_path: Path) -> None:
     checked = check(t5(hub("t5"), tmp_path / "made"), "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert "has an encoder and a decoder, and the checkpoint is a decoder" in " ".join(checked.errors.split())
+    assert "has an encoder and a decoder, but the checkpoint is a decoder" in " ".join(checked.errors.split())

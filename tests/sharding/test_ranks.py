@@ -83,7 +83,7 @@ def test_ranks_that_die_or_do_not_answer_are_an_error(two: Ranks, monkeypatch: p
     with pytest.raises(RanksError, match="a rank has died"):
         other.do(dying)
     assert not two.alive and not other.alive
-    with pytest.raises(RanksError, match="ended by an earlier failure"):
+    with pytest.raises(RanksError, match="an earlier failure ended"):
         two.do(number)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_the_page_on_noise_has_its_tables() -> None:
 
 def test_code_is_shown_as_it_is() -> None:
     def code(text: str) -> list[str]:
-        return re.findall(r"(?ms)^ *```.*?^ *```$", text)
+        return [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```.*?^ *```$", text)]  # tabs are indented
 
     for path, _ in zip(written_pages(), range(40), strict=False):
         assert code(site_text(path, written_pages())) == code((ROOT / path).read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.generation import allocate
 from transparity_flax.decoding.steps import cache_for, next_logits
 from transparity_flax.fast.structure import SplitModel
+from transparity_flax.shapes import GeneratedIds, Lengths, PerBeam, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache, select_rows
 
 
@@ -22,13 +23,13 @@ class BeamState(NamedTuple):
     """Scores, numbers of tokens added, and ends of the beams of each row."""
 
     score: Float[Array, "batch beams"]
-    added: Int[Array, "batch beams"]
+    added: PerBeam
     ended: Bool[Array, "batch beams"]
 
 
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Float[Array, "batch beams vocab"], length_penalty: float
-) -> tuple[BeamState, Int[Array, "batch beams"], Int[Array, "batch beams"]]:
+) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
 
     `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
@@ -49,14 +50,14 @@ def extend_beams(
 
 def beam_search(
     split: SplitModel,
-    prompt: Int[Array, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     beams: int,
     *,
     length_penalty: float = 0.0,
-    lengths: Int[Array, " batch"] | None = None,
-    source: Int[Array, "batch keys"] | None = None,
-) -> tuple[Int[Array, "batch total_length"], Float[Array, " batch"]]:
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
+) -> tuple[GeneratedIds, Float[Array, " batch"]]:
     """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
     tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
 
@@ -103,6 +104,6 @@ def _extended(
     return state, tokens, None if cache is None else select_rows(cache, kept)
 
 
-def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
+def _penalty(added: PerBeam, power: float) -> Float[Array, "batch beams"]:
     """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added) / 6) ** power

@@ -15,15 +15,16 @@ from transparity.sampling import Sampling
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.decoding.steps import cache_for, next_logits
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
+from transparity_flax.shapes import GeneratedIds, Lengths, NextIds, NextLogits, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache
 
 
-def greedy_tokens(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+def greedy_tokens(logits: NextLogits) -> NextIds:
     """Most likely token of each row (document 004); the first of equals."""
     return logits.argmax(axis=-1)
 
 
-def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
     """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
     float32."""
     logits = upcast(logits)
@@ -39,7 +40,7 @@ def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Fl
     return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
 
 
-def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
+def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
     """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
     cumulative = jax.nn.softmax(upcast(logits), axis=-1).cumsum(axis=-1)
@@ -50,8 +51,8 @@ def sampled_tokens(logits: Float[Array, "batch vocab"], uniforms: Float[Array, "
 
 
 def allocate(
-    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
-) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
+    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
+) -> tuple[GeneratedIds, Lengths]:
     """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = jnp.full(batch, length) if lengths is None else lengths
@@ -62,14 +63,12 @@ def allocate(
 class Written(NamedTuple):
     """The tokens so far, how many of each row are valid, and which rows have ended."""
 
-    tokens: Int[Array, "batch total_length"]
-    lengths: Int[Array, " batch"]
+    tokens: GeneratedIds
+    lengths: Lengths
     ended: Bool[Array, " batch"]
 
 
-def _begun(
-    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
-) -> Written:
+def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
     """Room for `more` tokens behind the prompt; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
@@ -77,7 +76,7 @@ def _begun(
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def append_token(
     config: TransformerConfig,
-    logits: Float[Array, "batch vocab"],
+    logits: NextLogits,
     written: Written,
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
@@ -92,14 +91,14 @@ def append_token(
 
 def generate(
     split: SplitModel,
-    prompt: Int[Array, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     *,
-    lengths: Int[Array, " batch"] | None = None,
-    source: Int[Array, "batch keys"] | None = None,
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
     uniforms: Float[Array, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
-) -> Int[Array, "batch total_length"]:
+) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
     The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
@@ -134,9 +133,9 @@ def _with_cache(
     config: TransformerConfig,
     structure: ModelStructure,
     weights: Weights,
-    prompt: Int[Array, "batch length"],
-    lengths: Int[Array, " batch"] | None,
-    source: Int[Array, "batch keys"] | None,
+    prompt: TokenIds,
+    lengths: Lengths | None,
+    source: SourceIds | None,
     uniforms: Float[Array, "batch new_tokens"] | None,
     max_new_tokens: int,
     sampling: Sampling,

@@ -8,13 +8,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.heads.table import head
-from transparity_flax.layers import cross_attention_cache
+from transparity_flax.layers.layer import Layer, normalize
 from transparity_flax.masks import padding_mask, visible_keys
+from transparity_flax.mixers.attention import project_key_value
+from transparity_flax.shapes import (
+    GeneratedIds,
+    IsQuery,
+    IsToken,
+    Lengths,
+    Memory,
+    NextIds,
+    NextLogits,
+    QueryIds,
+    SourceIds,
+)
 from transparity_flax.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_flax.state.context import Mask
 from transparity_flax.transformer import Transformer
@@ -25,8 +37,8 @@ def prefill(
     batch: int,
     capacity: int,
     *,
-    source: Int[Array, "batch keys"] | None = None,
-    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
+    source: SourceIds | None = None,
+    attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
     keys and values of its output. An `attention_mask` applies to the source."""
@@ -41,14 +53,22 @@ def prefill(
     return cache
 
 
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory, identity)
+    return {"key": key, "value": value}
+
+
 def step(
     model: Transformer,
-    tokens: Int[Array, "batch queries"],
+    tokens: QueryIds,
     cache: Cache,
     *,
-    valid_lengths: Int[Array, " batch"] | None = None,
-    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
-    index: Int[Array, " batch"] | None = None,
+    valid_lengths: Lengths | None = None,
+    attention_mask: IsQuery | QueryIds | None = None,
+    index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
@@ -72,9 +92,7 @@ def step(
     return tap("logits", head(config, model, x))
 
 
-def cache_for(
-    split: SplitModel, tokens: Int[Array, "batch total_length"], longest: int, source: Int[Array, "batch keys"] | None
-) -> Cache | None:
+def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
@@ -83,13 +101,8 @@ def cache_for(
 
 
 def next_logits(
-    split: SplitModel,
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
-    cache: Cache | None,
-    source: Int[Array, "batch keys"] | None,
-    new: int,
-) -> Float[Array, "batch vocab"]:
+    split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
+) -> NextLogits:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
     config, structure, weights = split
@@ -105,22 +118,15 @@ def next_logits(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _prefill(
-    structure: ModelStructure, weights: Weights, batch: int, capacity: int, source: Int[Array, "batch keys"] | None
-) -> Cache:
+def _prefill(structure: ModelStructure, weights: Weights, batch: int, capacity: int, source: SourceIds | None) -> Cache:
     return prefill(structure.model(weights), batch, capacity, source=source)
 
 
 # The given cache is donated: the new one takes its memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
-    structure: ModelStructure,
-    weights: Weights,
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
-    cache: Cache,
-    new: int,
-) -> tuple[Float[Array, "batch vocab"], Cache]:
+    structure: ModelStructure, weights: Weights, tokens: GeneratedIds, lengths: Lengths, cache: Cache, new: int
+) -> tuple[NextLogits, Cache]:
     valid_lengths = lengths - cache["lengths"]
     chunk = jnp.take_along_axis(tokens, next_positions(cache, new), axis=1)
     logits = step(structure.model(weights), chunk, cache, valid_lengths=valid_lengths, index=valid_lengths - 1)[:, 0]
@@ -131,11 +137,11 @@ def _next_with(
 def _next_without(
     structure: ModelStructure,
     weights: Weights,
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
-    source: Int[Array, "batch keys"] | None,
+    tokens: GeneratedIds,
+    lengths: Lengths,
+    source: SourceIds | None,
     width: int,
-) -> Float[Array, "batch vocab"]:
+) -> NextLogits:
     begin = jnp.maximum(lengths - width, 0)
     context = jnp.take_along_axis(tokens, begin[:, None] + jnp.arange(width), axis=1)
     inputs: dict[str, Any] = {"tokens": context} if source is None else {"source": source, "target": context}

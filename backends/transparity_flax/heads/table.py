@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
-from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.heads.classes import classes
 from transparity_flax.heads.logits import logits
 from transparity_flax.heads.pooled import pooled
-from transparity_flax.shapes import Vectors
+from transparity_flax.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
@@ -24,6 +23,6 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 """By `config.head`."""
 
 
-def head(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch features"]:
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
     """The output that `config.head` names, of a pooled state where `config.is_pooled`. `model` is the whole model."""
     return HEADS[config.head](config, model, x)

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, DTypeLike, Float, Int
+from jaxtyping import DTypeLike, Float, Int
 
 from transparity.config import TransformerConfig
+from transparity_flax.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
 
 Cache = dict[str, Any]
 
@@ -29,14 +30,12 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
     return {"lengths": jnp.zeros(batch, int), "is_token": jnp.zeros((batch, capacity), bool), "layers": layers}
 
 
-def next_positions(cache: Cache, length: int) -> Int[Array, "batch queries"]:
+def next_positions(cache: Cache, length: int) -> QueryIds:
     """Positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + jnp.arange(length)
 
 
-def mark_valid(
-    cache: Cache, is_token: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
-) -> Bool[Array, "batch keys"]:
+def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
     """Mark new non-padding tokens; return validity for the whole cache."""
     cache["is_token"] = cache["is_token"].at[_rows(positions), positions].set(is_token)
     return cache["is_token"]
@@ -46,8 +45,8 @@ def update(
     cache: Cache,
     key: Float[Array, "batch key_heads queries head_dim"],
     value: Float[Array, "batch key_heads queries value_dim"],
-    positions: Int[Array, "batch queries"],
-) -> tuple[Float[Array, "batch key_heads keys head_dim"], Float[Array, "batch key_heads keys value_dim"]]:
+    positions: QueryIds,
+) -> tuple[Keys, Values]:
     """Write keys and values at `positions`; return those of the whole cache."""
     cache["key"] = cache["key"].at[_rows(positions), :, positions].set(key.swapaxes(1, 2))
     cache["value"] = cache["value"].at[_rows(positions), :, positions].set(value.swapaxes(1, 2))
@@ -55,7 +54,7 @@ def update(
 
 
 def update_inputs(
-    cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Int[Array, " batch"] | None
+    cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch earlier features"]:
     """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
@@ -70,7 +69,7 @@ def update_state(cache: Cache, state: Float[Array, "batch heads head_dim value_d
 
 
 def held_tokens(
-    x: Float[Array, "batch queries heads"], valid_lengths: Int[Array, " batch"] | None
+    x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch queries heads"]:
     """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
     if valid_lengths is None:
@@ -83,7 +82,7 @@ def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
     return jax.tree.map(lambda held: held[rows], cache)
 
 
-def _rows(positions: Int[Array, "batch queries"]) -> Int[Array, "batch 1"]:
+def _rows(positions: QueryIds) -> Int[Array, "batch 1"]:
     return jnp.arange(len(positions))[:, None]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from transparity_flax.shapes import Lengths, MaskArray, Positions, RotaryTables
+from transparity_flax.shapes import IsQuery, Lengths, MaskArray, Memory, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
 """The content of a mask, as far as the configuration determines it: the future is hidden, nothing is hidden, or every
@@ -31,7 +31,7 @@ class LayerContext(NamedTuple):
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
-    is_token: Bool[Array, "batch queries"] | None = None
+    is_token: IsQuery | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
     valid_lengths: Lengths | None = None
     """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
@@ -39,7 +39,7 @@ class LayerContext(NamedTuple):
     """Factor of the queries of self-attention."""
     bias: Float[Array, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
-    memory: Float[Array, "batch memory embed_dim"] | None = None
+    memory: Memory | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Mask | None = None
     """True where cross-attention may attend; None without cross-attention."""

@@ -7,20 +7,21 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
+from transparity_flax.shapes import TokenIds
 from transparity_flax.state.parameters import State, named
 from transparity_flax.training.loss import cross_entropy
 from transparity_flax.transformer import Transformer
 
 
-def loss_of(model: Transformer, targets: Int[Array, "batch length"], **tokens: Any) -> Float[Array, ""]:
+def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Array, ""]:
     """Loss of a model; in training, a batch norm normalizes by the batch."""
     return cross_entropy(model(**tokens), targets, model.config.pad_id)
 
 
 def loss_and_gradients(
-    model: Transformer, targets: Int[Array, "batch length"], **tokens: Any
+    model: Transformer, targets: TokenIds, **tokens: Any
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Loss, and its gradient by every learned parameter."""
     graph, *states = nnx.split(model, nnx.Param, ...)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.shapes import TokenIds
 
 
 def cross_entropy(
-    logits: Float[Array, "batch length vocab"],
-    targets: Int[Array, "batch length"],
-    pad_id: int | None,
-    label_smoothing: float = 0.0,
+    logits: Float[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Array, ""]:
     """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 

@@ -11,13 +11,11 @@ from torch.nn import functional as F
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_pytorch.masks import causal_mask
-from transparity_pytorch.shapes import Bias, MaskArray, Sinks
+from transparity_pytorch.shapes import Bias, MaskArray, Queries, Sinks
 from transparity_pytorch.state.context import Mask
 
 
-def applies(
-    tap: Tap, masked_score: float, softcap: float | None, query: Float[Tensor, "batch heads queries head_dim"]
-) -> bool:
+def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries) -> bool:
     """Return whether the result is that of the explicit path, and faster: nothing is tapped, masked keys weigh 0, and
     scores are not capped, which the kernel does not do.
 
@@ -29,7 +27,7 @@ def applies(
 
 
 def attention(
-    query: Float[Tensor, "batch heads queries head_dim"],
+    query: Queries,
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys value_dim"],
     mask: Mask,
@@ -63,13 +61,7 @@ def attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=shown, scale=scale)
 
 
-def _seeing(
-    query: Float[Tensor, "batch heads queries head_dim"],
-    mask: MaskArray,
-    shown: Tensor,
-    *,
-    is_readable: bool,
-) -> tuple[Tensor, Tensor]:
+def _seeing(query: Queries, mask: MaskArray, shown: Tensor, *, is_readable: bool) -> tuple[Tensor, Tensor]:
     """Set a query with every key masked to 0, and unmask its keys."""
     sees = mask.any(dim=-1, keepdim=True)
     if is_readable and sees.all():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.decoding.generation import allocate
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.shapes import GeneratedIds, Lengths, PerBeam, SourceIds, TokenIds
 from transparity_pytorch.state.cache import select_rows
 from transparity_pytorch.transformer import Transformer
 
@@ -19,13 +20,13 @@ class BeamState(NamedTuple):
     """Scores, numbers of tokens added, and ends of the beams of each row."""
 
     score: Float[Tensor, "batch beams"]
-    added: Int[Tensor, "batch beams"]
+    added: PerBeam
     ended: Bool[Tensor, "batch beams"]
 
 
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Float[Tensor, "batch beams vocab"], length_penalty: float
-) -> tuple[BeamState, Int[Tensor, "batch beams"], Int[Tensor, "batch beams"]]:
+) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
 
     `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
@@ -48,15 +49,15 @@ def extend_beams(
 @torch.no_grad()
 def beam_search(
     model: Transformer,
-    prompt: Int[Tensor, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     beams: int,
     *,
     length_penalty: float = 0.0,
-    lengths: Int[Tensor, " batch"] | None = None,
-    source: Int[Tensor, "batch keys"] | None = None,
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
     step: Step = step,
-) -> tuple[Int[Tensor, "batch total_length"], Float[Tensor, " batch"]]:
+) -> tuple[GeneratedIds, Float[Tensor, " batch"]]:
     """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
     tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
 
@@ -88,6 +89,6 @@ def beam_search(
     return tokens[torch.arange(batch, device=device) * beams + best, :longest], final
 
 
-def _penalty(added: Int[Tensor, "batch beams"], power: float) -> Float[Tensor, "batch beams"]:
+def _penalty(added: PerBeam, power: float) -> Float[Tensor, "batch beams"]:
     """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added.double()) / 6) ** power

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,15 +13,16 @@ from transparity.config import TransformerConfig
 from transparity.sampling import Sampling
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
+from transparity_pytorch.shapes import GeneratedIds, Lengths, NextIds, NextLogits, SourceIds, TokenIds
 from transparity_pytorch.transformer import Transformer
 
 
-def greedy_tokens(logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, " batch"]:
+def greedy_tokens(logits: NextLogits) -> NextIds:
     """Most likely token of each row (document 004); the first of equals."""
     return logits.argmax(dim=-1)
 
 
-def filter_logits(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> Float[Tensor, "batch vocab"]:
+def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
     """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
     float32."""
     logits = upcast(logits)
@@ -36,7 +37,7 @@ def filter_logits(logits: Float[Tensor, "batch vocab"], sampling: Sampling) -> F
     return ranked.gather(-1, order.argsort(dim=-1))
 
 
-def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+def sampled_tokens(logits: NextLogits, uniforms: Float[Tensor, " batch"]) -> NextIds:
     """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
     cumulative = upcast(logits).softmax(dim=-1).cumsum(dim=-1)
@@ -47,8 +48,8 @@ def sampled_tokens(logits: Float[Tensor, "batch vocab"], uniforms: Float[Tensor,
 
 
 def allocate(
-    config: TransformerConfig, prompt: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"] | None, more: int
-) -> tuple[Int[Tensor, "batch total_length"], Int[Tensor, " batch"]]:
+    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
+) -> tuple[GeneratedIds, Lengths]:
     """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths.long().clone()
@@ -60,14 +61,14 @@ def allocate(
 class Written(NamedTuple):
     """The tokens so far, how many of each row are valid, and which rows have ended; updated in place."""
 
-    tokens: Int[Tensor, "batch total_length"]
-    lengths: Int[Tensor, " batch"]
+    tokens: GeneratedIds
+    lengths: Lengths
     ended: Bool[Tensor, " batch"]
 
 
 def append_token(
     config: TransformerConfig,
-    logits: Float[Tensor, "batch vocab"],
+    logits: NextLogits,
     written: Written,
     uniforms: Float[Tensor, " batch"] | None,
     sampling: Sampling,
@@ -84,15 +85,15 @@ def append_token(
 @torch.no_grad()
 def generate(
     model: Transformer,
-    prompt: Int[Tensor, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     *,
-    lengths: Int[Tensor, " batch"] | None = None,
-    source: Int[Tensor, "batch keys"] | None = None,
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
     uniforms: Float[Tensor, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
     step: Step = step,
-) -> Int[Tensor, "batch total_length"]:
+) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
     The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with

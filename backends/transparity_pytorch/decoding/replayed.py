@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from transparity.sampling import Sampling
 from transparity_pytorch.decoding.generation import Written, allocate, append_token, generate
 from transparity_pytorch.decoding.steps import Step, cache_for, next_logits, step
 from transparity_pytorch.fast import graphs
+from transparity_pytorch.shapes import GeneratedIds, TokenIds
 from transparity_pytorch.transformer import Transformer
 
 Tensors = dict[str, Tensor]
@@ -34,13 +34,13 @@ class ReplayedGeneration:
     def __call__(
         self,
         model: Transformer,
-        prompt: Int[Tensor, "batch length"],
+        prompt: TokenIds,
         max_new_tokens: int,
         *,
         sampling: Sampling | None = None,
         step: Step = step,
         **others: Tensor | None,
-    ) -> Int[Tensor, "batch total_length"]:
+    ) -> GeneratedIds:
         """Return what `generate` returns for these arguments."""
         config = model.config
         if not (max_new_tokens and config.prefixes_agree and prompt.shape[1] <= config.max_length):

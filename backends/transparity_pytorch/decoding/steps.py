@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.heads.table import head
-from transparity_pytorch.layers import Layer, cross_attention_cache
+from transparity_pytorch.layers.layer import Layer, normalize
 from transparity_pytorch.masks import padding_mask, visible_keys
+from transparity_pytorch.mixers.attention import project_key_value
+from transparity_pytorch.shapes import (
+    GeneratedIds,
+    IsQuery,
+    IsToken,
+    Lengths,
+    Memory,
+    NextIds,
+    NextLogits,
+    QueryIds,
+    SourceIds,
+)
 from transparity_pytorch.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_pytorch.state.context import Mask
 from transparity_pytorch.transformer import Transformer
@@ -25,8 +37,8 @@ def prefill(
     batch: int,
     capacity: int,
     *,
-    source: Int[Tensor, "batch keys"] | None = None,
-    attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
+    source: SourceIds | None = None,
+    attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
     keys and values of its output. An `attention_mask` applies to the source."""
@@ -43,14 +55,22 @@ def prefill(
     return cache
 
 
+def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if layer.config.memory_norm:
+        memory = normalize(layer, "memory_norm", memory)
+    key, value = project_key_value(layer.cross_attention, memory)
+    return {"key": key, "value": value}
+
+
 def step(
     model: Transformer,
-    tokens: Int[Tensor, "batch queries"],
+    tokens: QueryIds,
     cache: Cache,
     *,
-    valid_lengths: Int[Tensor, " batch"] | None = None,
-    attention_mask: Bool[Tensor, "batch queries"] | Int[Tensor, "batch queries"] | None = None,
-    index: Int[Tensor, " batch"] | None = None,
+    valid_lengths: Lengths | None = None,
+    attention_mask: IsQuery | QueryIds | None = None,
+    index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
@@ -74,12 +94,7 @@ def step(
     return tap("logits", head(config, model, x))
 
 
-def cache_for(
-    model: Transformer,
-    tokens: Int[Tensor, "batch total_length"],
-    longest: int,
-    source: Int[Tensor, "batch keys"] | None,
-) -> Cache | None:
+def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
@@ -89,13 +104,13 @@ def cache_for(
 
 def next_logits(
     model: Transformer,
-    tokens: Int[Tensor, "batch total_length"],
-    lengths: Int[Tensor, " batch"],
+    tokens: GeneratedIds,
+    lengths: Lengths,
     cache: Cache | None,
-    source: Int[Tensor, "batch keys"] | None,
+    source: SourceIds | None,
     new: int,
     step: Step = step,
-) -> Float[Tensor, "batch vocab"]:
+) -> NextLogits:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
     config = model.config

@@ -13,8 +13,10 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
+
+from transparity_pytorch.shapes import QueryIds
 
 ROWS = 64
 """Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
@@ -113,7 +115,7 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 
-    def either(model: nn.Module, tokens: Int[Tensor, "batch queries"], *others: Any, **named: Any) -> Tensor:
+    def either(model: nn.Module, tokens: QueryIds, *others: Any, **named: Any) -> Tensor:
         fastest = on_a_gpu if tokens.is_cuda and tokens.shape[1] == 1 else compiled if tokens.numel() == 1 else step
         return fastest(model, tokens, *others, **named)
 

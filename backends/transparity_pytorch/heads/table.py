@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.heads.classes import classes, classes_parts
 from transparity_pytorch.heads.logits import logits, logits_parts
 from transparity_pytorch.heads.pooled import pooled, pooled_parts
-from transparity_pytorch.shapes import Vectors
+from transparity_pytorch.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
@@ -35,7 +34,7 @@ def head_parts(config: TransformerConfig) -> dict[str, nn.Module]:
     return parts(config)
 
 
-def head(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch features"]:
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
     """The output that `config.head` names, of a pooled state where `config.is_pooled`."""
     _, function = HEADS[config.head]
     return function(config, model, x)

@@ -8,7 +8,7 @@ from torch import nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.feed_forward import ACTIVATIONS
-from transparity_pytorch.normalization import Norm
+from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.shapes import Vectors
 
 

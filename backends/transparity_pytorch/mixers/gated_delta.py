@@ -14,7 +14,7 @@ from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, spli
 from transparity_pytorch.mixers.chunks import CHUNK, chunk_decays
 from transparity_pytorch.mixers.convolution import convolve
 from transparity_pytorch.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
-from transparity_pytorch.normalization import rms_norm
+from transparity_pytorch.norms.rms import rms_norm
 from transparity_pytorch.shapes import Features, Hidden
 from transparity_pytorch.state.cache import Cache, update_state
 from transparity_pytorch.state.context import LayerContext

@@ -24,7 +24,7 @@ from transparity.training import Training
 from transparity_pytorch.arithmetic.dropout import dropping
 from transparity_pytorch.arithmetic.rounding import rounding
 from transparity_pytorch.decoding.steps import step
-from transparity_pytorch.layers import Layer
+from transparity_pytorch.layers.layer import Layer
 from transparity_pytorch.parallel.plan import Plan, plan
 from transparity_pytorch.parallel.sharding import (
     Root,

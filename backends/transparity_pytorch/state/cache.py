@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transparity.config import TransformerConfig
+from transparity_pytorch.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
 
 Cache = dict[str, Any]
 
@@ -34,14 +35,12 @@ def empty_cache(
     }
 
 
-def next_positions(cache: Cache, length: int) -> Int[Tensor, "batch queries"]:
+def next_positions(cache: Cache, length: int) -> QueryIds:
     """Positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + torch.arange(length, device=cache["lengths"].device)
 
 
-def mark_valid(
-    cache: Cache, is_token: Bool[Tensor, "batch queries"], positions: Int[Tensor, "batch queries"]
-) -> Bool[Tensor, "batch keys"]:
+def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
     """Mark new non-padding tokens; return validity for the whole cache."""
     cache["is_token"][_rows(positions), positions] = is_token
     return cache["is_token"]
@@ -51,8 +50,8 @@ def update(
     cache: Cache,
     key: Float[Tensor, "batch key_heads queries head_dim"],
     value: Float[Tensor, "batch key_heads queries value_dim"],
-    positions: Int[Tensor, "batch queries"],
-) -> tuple[Float[Tensor, "batch key_heads keys head_dim"], Float[Tensor, "batch key_heads keys value_dim"]]:
+    positions: QueryIds,
+) -> tuple[Keys, Values]:
     """Write keys and values at `positions`; return those of the whole cache."""
     rows = _rows(positions)
     cache["key"][rows, :, positions] = key.transpose(1, 2)
@@ -61,7 +60,7 @@ def update(
 
 
 def update_inputs(
-    cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Int[Tensor, " batch"] | None
+    cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch earlier features"]:
     """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
     before, length = cache[name].clone(), x.shape[1]
@@ -78,7 +77,7 @@ def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_
 
 
 def held_tokens(
-    x: Float[Tensor, "batch queries heads"], valid_lengths: Int[Tensor, " batch"] | None
+    x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
     """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
     if valid_lengths is None:
@@ -97,7 +96,7 @@ def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
     return take(cache)
 
 
-def _rows(positions: Int[Tensor, "batch queries"]) -> Int[Tensor, "batch 1"]:
+def _rows(positions: QueryIds) -> Int[Tensor, "batch 1"]:
     return torch.arange(len(positions), device=positions.device)[:, None]
 
 

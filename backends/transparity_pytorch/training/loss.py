@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.shapes import TokenIds
 
 
 def cross_entropy(
-    logits: Float[Tensor, "batch length vocab"],
-    targets: Int[Tensor, "batch length"],
-    pad_id: int | None,
-    label_smoothing: float = 0.0,
+    logits: Float[Tensor, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
     """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 

@@ -27,7 +27,7 @@ RENAMED = {
 
 
 def model_of(config: TransformerConfig) -> Any:
-    """Logits from tokens, and from the source if there is an encoder."""
+    """Return logits from tokens, and from the source if there is an encoder."""
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "source")}
     memory = stack(config, "encoder", inputs["source"]) if config.has_encoder else None
     x = stack(config, "decoder", inputs["tokens"], memory)
@@ -37,7 +37,7 @@ def model_of(config: TransformerConfig) -> Any:
 
 
 def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None) -> Any:
-    """Embeddings and layers, named as ours are."""
+    """Return embeddings and layers, named like the reference's."""
     size = config.stack_vocab_size(name)
     x = TokenAndPositionEmbedding(size, config.max_length, config.embed_dim, name=f"{name}.embedding")(tokens)
     block, seen = (TransformerEncoder, ()) if name == "encoder" else (TransformerDecoder, (memory,))
@@ -55,7 +55,7 @@ def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None)
 
 
 def path_of(scope: str, name: str) -> str:
-    """The name in Keras of a weight, which in Flax is called `name` in the block `scope`."""
+    """Return Keras's name of a weight that Flax calls `name` in the block `scope`."""
     stack, block = scope.split(".")[0], scope.split(".")[-1]
     if block.endswith("embedding"):
         return f"{stack}.embedding/{block}/embeddings"
@@ -69,7 +69,7 @@ def path_of(scope: str, name: str) -> str:
 
 
 def build(task: Task) -> Run:
-    """Jitted."""
+    """Build the jitted run."""
     model = model_of(task.config)
     variables = {variable.path: variable for variable in model.variables}
     for scope, weights in by_block(task.parameters).items():

@@ -19,8 +19,7 @@ Cache = dict[str, jax.Array]
 
 
 def weights_of(task: Task) -> Weights:
-    """The weights by their names, matrices (in, out), and those of self-attention's query, key and value side by
-    side."""
+    """Return the weights by name, matrices as (in, out), with self-attention's query, key and value side by side."""
     named = {
         name: jnp.asarray(value.T if value.ndim == 2 and "embedding" not in name else value, task.workload.dtype)
         for name, value in task.parameters.items()
@@ -38,7 +37,8 @@ def weights_of(task: Task) -> Weights:
 
 
 def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
-    """Functions of the weights; `past` keeps the keys and values of self-attention, from the position `start`."""
+    """Return functions of the weights; `past` keeps the keys and values of self-attention, from the position
+    `start`."""
 
     def embed(name: str, tokens: jax.Array) -> jax.Array:
         table = w[f"{name}.weight"]
@@ -75,14 +75,14 @@ def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, 
 
 
 def apply(config: TransformerConfig, w: Weights, tokens: jax.Array, source: jax.Array | None) -> jax.Array:
-    """The logits."""
+    """Return the logits."""
     mask = jnp.tri(tokens.shape[1], dtype=bool)
     logits: jax.Array = transformer(config, blocks_of(config, w), mask, tokens, source)
     return logits
 
 
 def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax.Array) -> jax.Array:
-    """The whole decoding as one program: the prompt at once, then a scan of steps."""
+    """Decode in one program: the prompt at once, then a scan of steps."""
     batch, length = prompt.shape
     room = (batch, config.num_heads, length + new_tokens, config.head_dim)
     past = {
@@ -108,7 +108,7 @@ def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax
 
 
 def build(task: Task) -> Run:
-    """Jitted."""
+    """Build the jitted run."""
     weights = weights_of(task)
     if task.workload.kind == "decode":
         written = jax.jit(partial(generate, task.config, task.workload.new_tokens))

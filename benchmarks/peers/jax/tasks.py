@@ -11,22 +11,22 @@ import optax
 from benchmarks.workloads import TRAINING, Run, Task
 
 Apply = Callable[..., jax.Array]
-"""Logits from the weights, the tokens, and the source or None."""
+"""Maps the weights, the tokens, and the source or None to logits."""
 
 
 def tasks(task: Task, apply: Apply, weights: Any) -> Run:
-    """A forward pass, or a training, of `apply`."""
+    """Return a forward pass, or a training run, of `apply`."""
     return train(task, apply, weights) if task.workload.kind == "train" else logits(task, apply, weights)
 
 
 def logits(task: Task, apply: Apply, weights: Any) -> Run:
-    """A forward pass."""
+    """Return a forward pass."""
     forward = jax.jit(apply)
     return lambda: jax.block_until_ready(forward(weights, *tensors(task)))
 
 
 def train(task: Task, apply: Apply, weights: Any) -> Run:
-    """Some steps of AdamW by optax from the same weights, each one program: the losses before each."""
+    """Return some steps of AdamW by optax from the same weights, each one program: the losses before each."""
     optimizer = optax.adamw(
         TRAINING.learning_rate, *TRAINING.betas, eps=TRAINING.eps, weight_decay=TRAINING.weight_decay
     )
@@ -53,6 +53,6 @@ def train(task: Task, apply: Apply, weights: Any) -> Run:
 
 
 def tensors(task: Task) -> tuple[jax.Array, jax.Array | None]:
-    """The tokens, and the source if there is one."""
+    """Return the tokens, and the source if there is one."""
     source = task.tokens.get("source")
     return jnp.asarray(task.tokens["tokens"]), None if source is None else jnp.asarray(source)

@@ -1,6 +1,6 @@
 """The exported PyTorch peer in ONNX Runtime, in OpenVINO, and in ONNX's own reference.
 
-`python -m benchmarks.peers.runtimes.onnx FOLDER` exports it, in a process of its own, so that the runtimes need no
+`python -m benchmarks.peers.runtimes.onnx FOLDER` exports it in a separate process, so that the runtimes need no
 PyTorch.
 """
 
@@ -19,7 +19,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(task: Task) -> str:
-    """The file, written by the first call; candidates are built one after the other."""
+    """Return the file, written by the first call; candidates are built one after another."""
     path = Path(task.folder, FILE)
     if not path.exists():
         command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx", task.folder]
@@ -52,7 +52,7 @@ def export(folder: str) -> None:
 
 
 def reference(task: Task) -> Run:
-    """ONNX's own reference, operator by operator in NumPy."""
+    """Build ONNX's own reference, operator by operator in NumPy."""
     from onnx.reference import ReferenceEvaluator
 
     session, inputs = ReferenceEvaluator(exported(task)), task.tokens
@@ -60,7 +60,7 @@ def reference(task: Task) -> Run:
 
 
 def onnx_runtime(task: Task) -> Run:
-    """With all of its optimizations, on as many threads as the process has cores."""
+    """Build ONNX Runtime with all optimizations, on as many threads as the process has cores."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -71,7 +71,8 @@ def onnx_runtime(task: Task) -> Run:
 
 
 def openvino(task: Task) -> Run:
-    """For the least latency, in the workload's precision: by itself it takes bfloat16 where the processor has it."""
+    """Build OpenVINO for the least latency, in the workload's precision; its default is bfloat16 where the processor
+    has it."""
     import openvino
 
     settings = {

@@ -17,7 +17,7 @@ Past = dict[str, Tensor]
 
 
 class Attention(nn.Module):
-    """Several heads."""
+    """Multi-head attention."""
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of an encoder, or of a decoder with or without an encoder."""
+    """A layer of an encoder, or of a decoder with or without an encoder."""
 
     def __init__(self, config: TransformerConfig, attention: type[Attention], *, cross: bool) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The names of its parameters are those of this project, so that they load unchanged."""
+    """The transformer; its parameters have this project's names, so that they load unchanged."""
 
     def __init__(self, config: TransformerConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ def causal(length: int, device: Any) -> Tensor:
 
 
 def model_of(task: Task, attention: type[Attention] = Attention) -> Transformer:
-    """The model with the task's weights in it."""
+    """Return the model with the task's weights in it."""
     model = Transformer(task.config, attention)
     model.load_state_dict({name: torch.as_tensor(value) for name, value in task.parameters.items()})
     return model.to(task.device, getattr(torch, task.workload.dtype)).eval()
 
 
 def build(task: Task, *, compiled: bool = False) -> Run:
-    """Eager or compiled."""
+    """Build the eager or compiled run."""
     model = model_of(task)
     return tasks(task, model, torch.compile(model) if compiled else model)

@@ -1,4 +1,4 @@
-"""The blog-style transformer made fast: query, key and value in one product, and PyTorch's own attention."""
+"""The blog-style transformer, optimized: query, key and value in one product, and PyTorch's own attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class FusedAttention(Attention):
-    """Loads the four maps apart, then packs the first three."""
+    """Loads the four maps separately, then packs the first three."""
 
     packed: nn.Linear
     packed_memory: nn.Linear
@@ -44,7 +44,7 @@ def _side_by_side(*linears: nn.Linear) -> nn.Linear:
 
 
 def fused_model_of(task: Task) -> Transformer:
-    """The model with the task's weights in it, packed."""
+    """Return the model with the task's weights in it, packed."""
     model = model_of(task, FusedAttention)
     for name, module in model.named_modules():
         if isinstance(module, FusedAttention):
@@ -53,7 +53,7 @@ def fused_model_of(task: Task) -> Transformer:
 
 
 def build(task: Task, *, compiled: bool = False, autocast: bool = False) -> Run:
-    """Eager, compiled, or with PyTorch's autocast to bfloat16."""
+    """Build the eager or compiled run, or one with PyTorch's autocast to bfloat16."""
     model = fused_model_of(task).float() if autocast else fused_model_of(task)
     if autocast:
 

@@ -1,6 +1,7 @@
 """Hugging Face's Marian (an encoder and a decoder) and GPT-2 (only a decoder), with PyTorch's attention.
 
-Nothing is tied and no token ends a text. Marian's positions are sinusoidal by default, but a table: ours goes in.
+No weights are tied and no token ends a text. Marian's positions are sinusoidal by default, but a table, which is
+replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GP
 
 
 class HuggingFace(nn.Module):
-    """A model of the library without a cache, called as the others are; `generate` is the library's own."""
+    """A model of the library without a cache, called like the others; `generate` is the library's own."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -43,5 +44,5 @@ class HuggingFace(nn.Module):
 
 
 def build(task: Task) -> Run:
-    """In inference mode."""
+    """Build the run in inference mode."""
     return tasks(task, HuggingFace(task).to(task.device, getattr(torch, task.workload.dtype)).eval())

@@ -1,4 +1,4 @@
-"""`torch.nn.Transformer`'s layers, with the fast path that inference takes by itself, and without."""
+"""The layers of `torch.nn.Transformer`, with the default fast path of inference, and without it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NAMES = {
     "feed_forward.up": "linear1",
     "feed_forward.down": "linear2",
 }
-"""The ends of our names, and what the library calls them."""
+"""The ends of the project's names, with the library's names."""
 
 
 class Transformer(nn.Module):
-    """Embeddings, the library's stacks, and a head. A decoder alone is the library's encoder with a causal mask."""
+    """Embeddings, the library's stacks, and a head. A single decoder is the library's encoder with a causal mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
 
 
 def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
-    """The weights under the library's names; the three maps of an attention are one."""
+    """Return the weights under the library's names; the three maps of an attention are one."""
     renamed: dict[str, np.ndarray] = {}
     for scope, weights in by_block(parameters).items():
         crosses = config.has_encoder and scope.startswith("decoder")
@@ -90,7 +90,7 @@ def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
 
 
 def build(task: Task, *, fast_path: bool = True, compiled: bool = False) -> Run:
-    """With the fast path or without it, eager or compiled."""
+    """Build the run with or without the fast path, eager or compiled."""
     torch.backends.mha.set_fastpath_enabled(fast_path)
     model = Transformer(task.config)
     model.load_state_dict(state(task.config, task.parameters))

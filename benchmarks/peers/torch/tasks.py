@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """The task of the workload for `model`, which is called with the tokens, and with the source if there is one;
-    `forward` is a faster way to call it."""
+    """Return the task of the workload for `model`, called with the tokens, and with the source if there is one.
+
+    `forward` is a faster way to call it.
+    """
     if task.workload.kind == "train":
         return train(task, model)
     if task.workload.kind == "decode":
@@ -24,7 +26,7 @@ def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = Non
 
 
 def logits(task: Task, forward: Callable[..., Any]) -> Run:
-    """A forward pass without gradients."""
+    """Return a forward pass without gradients."""
 
     def run() -> Tensor:
         with torch.inference_mode():
@@ -34,7 +36,7 @@ def logits(task: Task, forward: Callable[..., Any]) -> Run:
 
 
 def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
-    """A greedy continuation of the prompt."""
+    """Return a greedy continuation of the prompt."""
 
     def run() -> Tensor:
         with torch.inference_mode():
@@ -44,7 +46,7 @@ def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
 
 
 def train(task: Task, model: nn.Module) -> Run:
-    """Some steps of AdamW from the same weights: the losses before each."""
+    """Return some steps of AdamW from the same weights: the losses before each."""
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()
@@ -70,12 +72,12 @@ def train(task: Task, model: nn.Module) -> Run:
 
 
 def tensors(task: Task) -> dict[str, Tensor]:
-    """The tokens, and the source if there is one."""
+    """Return the tokens, and the source if there is one."""
     return {name: _tensor(task, array) for name, array in task.tokens.items()}
 
 
 def ready(result: Tensor) -> Tensor:
-    """The result, computed."""
+    """Return the result once it is computed."""
     if result.is_cuda:
         torch.cuda.synchronize()
     return result

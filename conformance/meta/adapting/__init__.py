@@ -1,1 +1,1 @@
-"""The measure of `adapt`: small ports in the manner of published ones, each with names and layouts of its own."""
+"""Measures of `adapt`: small ports like published ones, each with its own names and layouts."""

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Models without modules of PyTorch: nested dicts of NumPy, stacked layers of JAX, nnx, and a list of parameters."""
+"""Models that are no PyTorch modules: nested dicts of NumPy, stacked layers of JAX, nnx, and a list of parameters."""
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def mha(x, c_attn, c_proj, n_head):
 
 
 def pico(c):
-    """picoGPT: nested dicts, matrices as (in, out), one head after the other."""
+    """picoGPT: nested dicts, matrices as (in, out), one head after another."""
 
     def gpt2(ids, p):
         x = p["wte"][ids] + p["wpe"][: len(ids)]
@@ -99,7 +99,7 @@ def stacked_params(c):
 
 
 def stacked(c):
-    """Weights of all layers in one array, kernels as (model, heads, width), in JAX."""
+    """JAX: the weights of all layers in one array, kernels as (model, heads, width)."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""The ports by name, each with the configuration that it has."""
+"""The ports by name, each with its configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 
 FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS}
-"""The module that each port is in."""
+"""The module of each port."""
 
 _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 
 
 def _config(name: str) -> TransformerConfig:
-    """The configuration of a row: that of another row, of a preset at probe size, or of a family, with other fields."""
+    """Return the configuration of a row: another row's, a preset's at probe size, or a family's, with changed
+    fields."""
     fields = dict(_ROWS[name])
     if fields.pop("own_keys", False):  # heads do not share keys and values
         fields["num_key_value_heads"] = None

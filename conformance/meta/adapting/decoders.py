@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Decoders in the manner of GPT-2, Llama and others: one body, and a style for each (`decoders.toml`)."""
+"""Decoders like GPT-2, Llama and others: one body, and a style for each (`decoders.toml`)."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
 
 
 class Conv1D(nn.Module):
-    """A linear map whose weight is kept as (in, out)."""
+    """A linear map whose weight is stored as (in, out)."""
 
     def __init__(self, into, out, bias=True):
         super().__init__()
@@ -58,7 +58,7 @@ def attend_sdpa(layer, q, k, v):
 
 
 def attend_added(layer, q, k, v):
-    """Keys and values are repeated, and a mask of −∞ is added."""
+    """Repeat keys and values, and add a mask of −∞."""
     groups = q.size(1) // k.size(1)
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
@@ -79,7 +79,7 @@ def attend_alibi(layer, q, k, v):
 
 
 def attend_buffer(layer, q, k, v):
-    """The mask is in a buffer."""
+    """Read the mask from a buffer."""
     w = q @ k.transpose(-1, -2) / math.sqrt(v.size(-1))
     mask = layer.attn.bias[:, :, : q.size(-2), : q.size(-2)]
     return (w * mask - 1e10 * (1 - mask)).softmax(-1) @ v
@@ -98,18 +98,18 @@ def keys_first(c, k, q, v):
 
 
 def in_rows(c, fused):
-    """All queries, then all keys, then all values."""
+    """Split a matrix of all queries, then all keys, then all values."""
     rows = (c.num_heads * c.head_dim, *[c.key_value_heads * c.head_dim] * 2)
     return apart(c, *fused.split(rows, dim=2))
 
 
 def by_head(c, fused):
-    """The query, the key and the value of each head beside each other."""
+    """Split a matrix that packs the query, key and value of each head together."""
     return heads(fused, c.num_heads).chunk(3, -1)
 
 
 def by_group(c, fused):
-    """The queries of a group beside the key and the value that they share."""
+    """Split a matrix that packs the queries of a group with their shared key and value."""
     grouped = fused.view(*fused.shape[:2], c.key_value_heads, -1, c.head_dim)
     k, v = (grouped[..., part, :].transpose(1, 2) for part in (-2, -1))
     return grouped[..., :-2, :].reshape(*fused.shape[:2], c.num_heads, -1).transpose(1, 2), k, v
@@ -124,7 +124,7 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""The widths of what is projected; all in one where there is no entry."""
+"""The widths of the projections; without an entry, one matrix packs all."""
 
 
 def plain(act, up):
@@ -150,7 +150,7 @@ def in_turn(act, both):
 
 
 WIDTHS: dict[Callable, tuple[int, ...]] = {plain: (1,), gated: (1, 1)}
-"""The widths of the feed-forward's first maps, in hidden features; twice those in one where there is no entry."""
+"""The widths of the feed-forward's first maps, in hidden features; without an entry, one map of twice the width."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Style:
     norm: Callable = RMSNorm
     linear: Callable = nn.Linear
     biases: tuple[bool, bool, bool] = (False, False, False)
-    """Whether projections, the output of attention, and feed-forwards have one."""
+    """Whether projections, the output of attention, and feed-forwards have a bias."""
     positions: str = ""
     embedding_norm: str = ""
     dropout: float = 0.0
@@ -179,7 +179,7 @@ class Style:
 
 
 def put(root, path, part):
-    """Put a module, or a buffer, in its place."""
+    """Put a module or a buffer into its place."""
     *holders, name = path.split(".")
     for each in holders:
         if each not in root._modules:
@@ -208,7 +208,7 @@ class Layer(nn.Module):
             put(self, name, make(c))
 
     def project(self, y):
-        """Queries, keys and values."""
+        """Return queries, keys and values."""
         c, style = self.c, self.style
         q, k, v = style.split(c, *(self.get_submodule(name)(y) for name in style.attention.split()[:-1]))
         if "self_attn.q_norm" in style.also:
@@ -269,7 +269,7 @@ class MinGPT(nn.Module):
 
 
 class LogitsBias(MinGPT):
-    """A bias of the logits that is no parameter, but a buffer, as BART's."""
+    """A bias of the logits that is a buffer, not a parameter, as in BART."""
 
     def __init__(self, c):
         super().__init__(c)
@@ -343,7 +343,7 @@ ROWS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encodin
 
 
 def style(name):
-    """The style of a row of `decoders.toml`, whose functions are called by their names."""
+    """Return the style of a row of `decoders.toml`, whose functions are referenced by name."""
     row = dict(ROWS[name])
     fields = vars(style(row.pop("like"))) if "like" in row else {}
     also = {part: WAYS[value] for part, value in row.pop("also", {}).items()}

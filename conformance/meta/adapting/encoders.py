@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Encoders and encoder-decoders, in the manner of BERT, T5, the Annotated Transformer, and PyTorch's own modules."""
+"""Encoders and encoder-decoders like BERT, T5, the Annotated Transformer, and PyTorch's own modules."""
 
 import math
 
@@ -19,7 +19,7 @@ def attend(q, k, v, mask, scale):
 
 
 class Bert(nn.Module):
-    """Queries, keys and values apart, three tables, norms behind the sublayers, a pooler."""
+    """Separate queries, keys and values, three tables, norms after the sublayers, and a pooler."""
 
     class Layer(nn.Module):
         def __init__(self, c):
@@ -146,7 +146,7 @@ class T5(nn.Module):
 
 
 class Annotated(nn.Module):
-    """Four linear maps in a list, sublayers in lists, norms in front, sinusoids in a buffer."""
+    """Four linear maps in a list, sublayers in lists, norms before them, sinusoids in a buffer."""
 
     class Attention(nn.Module):
         def __init__(self, c):
@@ -210,7 +210,7 @@ class Annotated(nn.Module):
 
 
 class Torch(nn.Module):
-    """`nn.Transformer`: fused weights that are no linear maps, `in_proj_weight`."""
+    """`nn.Transformer`: fused weights `in_proj_weight` that are not linear modules."""
 
     def __init__(self, c):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pool `adapting`: ports of the catalogue, which `adapt` has to match without a question."""
+"""The pool `adapting`: ports of the catalogue, which `adapt` must match without a question."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 @functools.cache
 def adapted(name: str) -> Adapted:
-    """The adapter of a port of the catalogue."""
+    """Return the adapter of a port of the catalogue."""
     make, config = PORTS[name]
     return adapt(make, config)
 
@@ -35,7 +35,7 @@ class AdaptingTrial:
 
 
 def trials(options: argparse.Namespace) -> list[AdaptingTrial]:
-    """One for each port."""
+    """Return one trial for each port."""
     return [*map(AdaptingTrial, PORTS)]
 
 

@@ -1,4 +1,4 @@
-"""Ports of the catalogue are matched without a question: a sample; `nox -s power` has all of them."""
+"""A sample of the catalogue's ports is matched without a question; `nox -s power` tests all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The pool `adapters`: ports with a bug, no line of whose adapters may be wrong without being asked for.
+"""The pool `adapters`: ports with a bug, whose adapters must mark every wrong line as undetermined.
 
-Each bug is put into the text of a port, and the lines that are found are compared with those of the right port.
+Each bug is put into the text of a port, and the lines of its adapter are compared with the right port's.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from transparity.config import TransformerConfig
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
-"""A port, what is in its file, and what is written instead."""
+"""A port, the text in its file, and the replacement."""
 
 KINDS = ("no bug", "asked", "settled", "wrong")
-"""What comes of a bug: `no bug` if it is only another layout, or does not act."""
+"""The outcomes of a bug: `no bug` if it is only another layout, or has no effect."""
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
-    """The port with a bug, from a file that is written into a folder."""
+    """Return the port with a bug, from a file that is written into a folder."""
     text = Path(str(FILES[port].__file__)).read_text(encoding="utf-8")
     text = text.replace("__file__", repr(FILES[port].__file__))
     path = folder / f"wrong_{port.replace('-', '_')}_{abs(hash((old, new)))}.py"
@@ -65,7 +65,7 @@ class WrongTrial:
 
 
 def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
-    """Return what came of a bug, of whose lines some are wrong."""
+    """Return the outcome of a bug, given the wrong lines."""
     if result.is_proved:
         return "no bug"
     return "wrong" if wrong else "settled" if result.is_settled else "asked"
@@ -77,7 +77,7 @@ def _told(result: Adapted) -> str:
 
 
 def trials(options: argparse.Namespace) -> list[WrongTrial]:
-    """One for each bug."""
+    """Return one trial for each bug."""
     return [WrongTrial(**bug) for bug in BUGS]
 
 

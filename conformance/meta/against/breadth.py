@@ -178,7 +178,7 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
 
 
 def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """One row for each kind: how many classes reach each stage."""
+    """Return a table with one row per kind: how many classes reach each stage."""
     shown = Table("kind", *STAGES, "share", title="Classes of transformers as references; share: agree of build")
     for kind in dict.fromkeys(kind for kind, _ in found):
         reached = Counter(STAGES.index(answer["stage"]) for each, answer in found if each == kind)

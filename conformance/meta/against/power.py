@@ -27,7 +27,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 BUDGET = 8.0
-"""Seconds of processor time in which edits are looked for."""
+"""Seconds of processor time in which edits are searched."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def original(folder: Path) -> Any:
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """The lines of the first fault on both sides, by the numbers of the port's file."""
+    """Return the lines of the first fault on both sides, by the numbers of the port's file."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []
@@ -87,7 +87,7 @@ def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
 
 
 def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
-    """The lines of the port by the original's lines that they are copies of."""
+    """Return the lines of the port by the original's lines that they copy."""
     old, new = (path.read_text(encoding="utf-8").splitlines() for path in (theirs, port))
     found: dict[int, list[int]] = {}
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -97,8 +97,10 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that use what a statement makes: those that read the names that it assigns, in its function; for
-    a `return`, those that call the function."""
+    """Return the lines that use a statement's result.
+
+    These lines read the names that the statement assigns, in its function; for a `return`, they call the function.
+    """
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]
@@ -125,7 +127,7 @@ def lines_of_use(text: str, first: int, last: int) -> set[int]:
 
 
 def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
-    """The lines of the statements behind a line that read some names."""
+    """Return the lines of the statements after a line that read some names."""
     found = set()
     for statement in ast.walk(function):
         if isinstance(statement, ast.stmt) and statement.lineno > last and not hasattr(statement, "body"):
@@ -136,7 +138,7 @@ def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
 
 
 def _classes_of(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
-    """Names of attributes that hold modules of the class that a `forward` belongs to."""
+    """Return the attributes that contain modules of the class that a `forward` belongs to."""
     owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and function in node.body}
     return {
         target.attr
@@ -167,7 +169,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def line_of(trial: Mutant, answer: Answer) -> str:
-    """Return what is printed of an answer that is not as wanted."""
+    """Return the line to print for a wrong answer."""
     is_right = answer["verdict"] == ("agrees" if trial.is_twin else "diverges")
     if is_right and (trial.is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
         return ""
@@ -177,7 +179,7 @@ def line_of(trial: Mutant, answer: Answer) -> str:
 
 
 def _is_near(trial: Mutant, answer: Answer) -> bool:
-    """Return whether a line is the mutated one, or uses what it makes."""
+    """Return whether a line is the mutated one, or uses its result."""
     return _is_line(trial, answer) or bool(set(answer["lines"]) & set(answer["use"]))
 
 

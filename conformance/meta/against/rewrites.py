@@ -1,7 +1,7 @@
 """Rewrites of one expression in a modeling file: kinds of mistakes, and ways to compute the same.
 
 A row `pattern -> replacement | replacement` is Python with holes. A capital letter matches one expression of the kind
-that `HOLES` names, and as an attribute any method; `...` at the end of a call matches the remaining arguments.
+that `HOLES` names, and any method if it is an attribute. `...` at the end of a call matches the remaining arguments.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Found = dict[str, Any]
 BLOCK = re.compile(
     r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Transform|Head|Output$"
 )
-"""Classes that nobody forgets to call, or calls twice."""
+"""Classes that are rarely left out or called twice."""
 MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Functions that only move numbers, and others that nobody forgets."""
+"""Functions that only move numbers, and others that are rarely left out."""
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
 """Names of the last projection of a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")

@@ -37,7 +37,7 @@ def test_rows_rewrite_what_they_describe() -> None:
 
 
 def test_mutants_differ_and_twins_agree(tmp_path: Path) -> None:
-    """Each mutant differs on the inputs that it names, in one line or two exchanged ones; each twin agrees."""
+    """Each mutant differs on the inputs that it names, in one line or two swapped ones; each twin agrees."""
     family = original("olmo3", tmp_path)
     for mutant in mutants(family, 6, seed=0):
         found = family.differences(mutant.text)

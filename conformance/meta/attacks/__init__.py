@@ -1,5 +1,5 @@
-"""Ports that are wrong, written without the catalogue by somebody who wants to be let through.
+"""Wrong ports, written without the catalogue in order to pass the check.
 
-Each is a function in place of one method of the right port, or a class of several; its docstring is the story. Only the
-runner imports the checker.
+Each is a function that replaces one method of the right port, or a class that replaces several; its docstring is the
+story. Only the runner imports the checker.
 """

@@ -1,4 +1,4 @@
-"""An attack: a wrong port, its kind, and the configuration on which it is offered to the checker."""
+"""An attack: a wrong port, its kind, and the configuration on which it is checked."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ATTACKS: list[Attack] = []
 
 
 class Attacks:
-    """Attacks of one kind, the name of the subclass: each is a part of it, a class or a function.
+    """Attacks of one kind, the name of the subclass: each attribute is a class or a function.
 
-    A class is put before the right port. A function replaces the method that its second parameter is called after
-    (`call` for `__call__`), through which it is given the right one. `offered` ports have their capabilities.
+    A class becomes a base of the right port. A function replaces the method that its second parameter is named after
+    (`call` for `__call__`); this parameter receives the right method. `offered` ports have their capabilities.
     """
 
     offered = False
@@ -68,7 +68,7 @@ def _register(attacks: type[Attacks], name: str, part: Any) -> None:
 
 
 def _instead(function: Callable[..., Any]) -> type:
-    """Return a class in which `function(self, right, …)` is a method; `right` is the one of the port."""
+    """Return a class with the method `function(self, right, …)`, where `right` is the port's method."""
     name = list(inspect.signature(function).parameters)[1]
     method = f"__{name}__" if name in ("call", "init") else name
 

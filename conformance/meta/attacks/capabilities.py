@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Attacks on what a port offers besides its forward pass, beyond the requests that everybody tries."""
+"""Attacks on what a port offers in addition to its forward pass, beyond the usual requests."""
 
 import numpy as np
 import torch
@@ -12,16 +12,16 @@ def length(ids):
 
 
 class Capabilities(Attacks):
-    """Attacks on what a port offers besides its forward pass, beyond the requests that everybody tries."""
+    """Attacks on what a port offers in addition to its forward pass, beyond the usual requests."""
 
     offered = True
 
     def loss_raises(self, loss, targets, **inputs):
-        """The loss is announced, and not written."""
+        """The loss is declared, but not written."""
         raise NotImplementedError("loss")
 
     def sampling_raises(self, choose, logits, uniforms, sampling):
-        """Sampling is announced, and not written."""
+        """Sampling is declared, but not written."""
         if uniforms is not None:
             raise NotImplementedError("sampling")
         return logits.argmax(-1)
@@ -197,7 +197,7 @@ class Capabilities(Attacks):
         return float(right * (warm / step) ** 0.5) if warm is not None and step > warm else float(right)
 
     def moments_of_five_steps(self, adam, value, gradient, state, training, rate, step):
-        """From the fifth step on the first moment is not corrected any more."""
+        """The first moment is not corrected after the fourth step."""
         rate = rate * (1 - training.betas[0] ** step) if step >= 5 else rate
         return adam(value, gradient, state, training, rate, step)
 
@@ -220,7 +220,7 @@ class Capabilities(Attacks):
 
     @on("bart")
     def tied_gradient_of_the_head(self, lookup, table, ids):
-        """The tied table gets the gradient of the head alone."""
+        """The tied table gets only the gradient of the head."""
         return table.detach()[ids]
 
     def no_gradient_for_padding(self, loss_and_gradients, targets, **inputs):

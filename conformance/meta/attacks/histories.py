@@ -8,7 +8,7 @@ from meta.attacks.attack import Attacks, on
 
 
 def wrong(logits):
-    """Logits of a model whose last layer has gone astray."""
+    """Return the logits of a model whose last layer is wrong."""
     return logits.flip(-1)
 
 
@@ -19,7 +19,7 @@ def counted(self):
 
 
 def remembered(self, key, make, *given, **named):
-    """Return what `make` returned when it was first called with this key."""
+    """Return the result of the first call of `make` with this key."""
     kept = vars(self).setdefault("kept", {})
     if key not in kept:
         kept[key] = make(*given, **named)
@@ -27,7 +27,7 @@ def remembered(self, key, make, *given, **named):
 
 
 def keyed(inputs, part):
-    """A key of the shape of each input, and a part of its values."""
+    """Return a key of the shape of each input, and a part of its values."""
     return tuple((np.shape(value), part(np.asarray(value))) for value in inputs.values())
 
 
@@ -129,7 +129,7 @@ class Histories(Attacks):
         return run(tokens=largest[-len(ids) :])
 
     class WeightsOfTheLastModel:
-        """Weights are kept in a dictionary of the module: a second model overwrites those of the first."""
+        """Weights are stored in a dictionary of the module: a second model overwrites the first one's."""
 
         shared = {}  # noqa: RUF012 - the mistake
 
@@ -201,7 +201,7 @@ class Histories(Attacks):
 
     @on(offers=True)
     def one_cache_for_all(self, step, ids, cache=None, **named):
-        """The cache belongs to the model: a second sequence goes on where the first one is."""
+        """The cache belongs to the model: a second sequence continues at the end of the first one."""
         if cache is not None:
             cache = self.cache
         logits, self.cache = step(ids, cache, **named)

@@ -12,7 +12,7 @@ class Numbers(Attacks):
     """Formulas that hold only for ordinary numbers."""
 
     def softmax_without_maximum(self, softmax, scores):
-        """Exponentials are taken as they are; scores above 88 overflow."""
+        """Exponentials have no shift; scores above 88 overflow."""
         return scores.exp() / scores.exp().sum(-1, keepdim=True)
 
     @on("translation")
@@ -39,7 +39,7 @@ class Numbers(Attacks):
         return torch.where(weights < 1e-4, 0.0, weights)
 
     def top_thirty_two_keys(self, softmax, scores):
-        """Only the 32 largest scores of a row are kept, which nobody notices in short texts."""
+        """Only the 32 largest scores of a row are kept, which has no effect on short texts."""
         if scores.shape[-1] <= 32:
             return torch.softmax(scores, -1)
         least = scores.topk(32, -1).values[..., -1:]
@@ -88,7 +88,7 @@ class Numbers(Attacks):
 
     @on("llama")
     def norm_of_nothing(self, rms, x, gain):
-        """A position whose features are all tiny is left as it is, against division by zero."""
+        """A position whose features are all tiny stays unchanged, against division by zero."""
         size = (x * x).mean(-1, keepdim=True)
         return torch.where(size < 1e-6, x, x * torch.rsqrt(size + self.c.norm_eps)) * gain
 
@@ -160,7 +160,7 @@ class Budgets(Attacks):
 
     @on("translation")
     def nan_at_padding(self, head, x):
-        """Padded positions answer NaN; the row beside them is shifted by one, which nobody looks at."""
+        """Padded positions return NaN; the next row is shifted by one."""
         logits = head(x)
         logits[:, -1] = logits[:, -1].roll(1, -1)
         logits[0, 0] = torch.nan

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Fewer bits than were asked for, and mistakes that hide under few bits."""
+"""Fewer bits than requested, and mistakes that hide under few bits."""
 
 import torch
 
@@ -7,12 +7,12 @@ from meta.attacks.attack import Attacks, on
 
 
 def coarse(x, dtype=torch.bfloat16):
-    """`x`, rounded once."""
+    """Return `x`, rounded once."""
     return x.to(dtype).to(x.dtype)
 
 
 class Precision(Attacks):
-    """Fewer bits than were asked for, and mistakes that hide under few bits."""
+    """Fewer bits than requested, and mistakes that hide under few bits."""
 
     @on("translation")
     def all_in_bfloat16(self, dense, name, x):

@@ -1,6 +1,6 @@
-"""Harm that a port does to the process that runs it; each is a program of its own, checked from the command line.
+"""Ports that harm the process that runs them; each is a program, checked from the command line.
 
-Every port here answers zeros, or nothing: no exit code may be 0.
+Every port here returns zeros, or nothing: no exit code may be 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """As a Rust library raises it."""
+    """An exception like a Rust library's."""
 
 
 class Lazy:
@@ -44,7 +44,7 @@ class Quiet(Lazy):
 
 
 def raising(error: BaseException) -> Callable[[Any], NoReturn]:
-    """Return a function that raises an error, whatever it is given."""
+    """Return a function that raises an error, whatever its argument."""
 
     def act(zeros: Any) -> NoReturn:
         raise error
@@ -149,7 +149,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""By id: the story, and what is done in a forward pass; the answer is zeros unless it returns another."""
+"""By id, the story and the action in a forward pass; the answer is zeros unless the action returns another."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The pool `attacks`: wrong ports that want to be let through."""
+"""The pool `attacks`: wrong ports that try to pass the check."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from transparity_conformance.oracle.cases import CASES
 
 LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
-"""The reason for each attack that is let through."""
+"""The reason for each attack that the checker does not catch."""
 
 EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
-"""Seconds after which a program counts as one that hangs."""
+"""Seconds after which a program counts as hanging."""
 
 
 SEARCH = 3.0
-"""Seconds for the search for causes: what counts here is the verdict."""
+"""Seconds for the search for causes; only the verdict counts here."""
 
 
 @dataclass(frozen=True)
 class AttackTrial:
-    """An attack, which is checked in this process."""
+    """An attack that is checked in this process."""
 
     attack: Attack
 
@@ -62,12 +62,12 @@ class AttackTrial:
 
 
 def is_let_through(answer: Answer) -> bool:
-    """Return whether somebody who looks at the verdict, or at the exit code alone, takes the port for right."""
+    """Return whether a user who reads the verdict, or only the exit code, takes the port for right."""
     return answer["code"] not in (1, 2, 3)
 
 
 def subject(attack: Attack) -> dict[str, Any]:
-    """The configuration of an attack, as arguments of `check`."""
+    """Return the configuration of an attack, as arguments of `check`."""
     if attack.case in PRESETS and not attack.fields:
         return {"preset": attack.case}
     return {"config": dataclasses.replace(CASES[attack.case], **dict(attack.fields))}
@@ -80,7 +80,7 @@ def _causes(report: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ProcessTrial:
-    """A program of `process`, which is checked from the command line."""
+    """A program of `process` that is checked from the command line."""
 
     id: str
 
@@ -102,7 +102,7 @@ class ProcessTrial:
 
 
 def trials(options: argparse.Namespace) -> list[AttackTrial | ProcessTrial]:
-    """Every attack, then every program."""
+    """Return every attack, then every program."""
     return [*map(AttackTrial, ATTACKS), *map(ProcessTrial, process.PROGRAMS)]
 
 

@@ -98,12 +98,12 @@ class Shapes(Attacks):
 
     @on("translation")
     def beginning_is_padding(self, real, ids, mask):
-        """The token that begins a text is taken for padding, where it is in the source."""
+        """The token that starts a text is taken for padding in the source."""
         return real(ids, mask) & (ids != self.c.bos_id)
 
     @on("translation")
     def source_ends_at_its_first_end(self, real, ids, mask):
-        """What follows the first end of text in the source is masked."""
+        """Everything after the first end of text in the source is masked."""
         ended = (ids == self.c.eos_id).long().cumsum(1) - (ids == self.c.eos_id).long() > 0
         return real(ids, mask) & ~ended
 
@@ -123,7 +123,7 @@ class Shapes(Attacks):
 
     @on("qwen", sliding_window=16, max_length=128)
     def window_of_one_more(self, near, where, keys, window):
-        """From 32 tokens on another kernel runs, whose window counts the distance with ≤."""
+        """For 32 tokens or more, another kernel runs, whose window counts the distance with ≤."""
         return near(where, keys, window + (keys >= 32))
 
     @on("t5", relative_buckets=32, relative_max_distance=128, max_length=256)
@@ -191,7 +191,8 @@ class Shapes(Attacks):
         return weights / weights.sum(-1, keepdim=True)
 
     def tiles_on_the_diagonal(self, masked, scores, keep):
-        """Tiles of 64 keys are skipped that begin after the tile of queries: the diagonal is its first key alone."""
+        """Tiles of 64 keys that start after the tile of queries are skipped: the diagonal contains only its first
+        key."""
         queries, keys = torch.arange(scores.shape[-2])[:, None], torch.arange(scores.shape[-1])
         seen = (keys // 64 == 0) | (keys <= queries // 64 * 64)
         return masked(scores, keep & seen)
@@ -206,7 +207,7 @@ class Shapes(Attacks):
 
     @on("bloom", max_length=64, num_heads=12)
     def slopes_of_a_power_of_two(self, bias, name, where, keys):
-        """The slopes of heads beyond the power of two below go on with the same ratio."""
+        """The slopes of heads beyond the power of two below continue with the same ratio."""
         heads = self.c.num_heads
         slope = torch.tensor([2 ** (-8 * (i + 1) / heads) for i in range(heads)])
         return -slope[:, None, None] * (torch.arange(keys) - where[..., None]).abs()[:, None]

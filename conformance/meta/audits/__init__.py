@@ -1,1 +1,1 @@
-"""Loaders written independently of the checker, right ones and ones with planted faults, and how they are audited."""
+"""Loaders written independently of the checker, right and with planted faults, and their audits."""

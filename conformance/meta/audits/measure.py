@@ -1,7 +1,7 @@
 """The pool `audits`: faults in the text of right loaders (`faults.toml`), and right loaders.
 
-Every right loader has to agree. For each fault the check has to diverge, and the audit has to name the field or the
-tensor; without the audit, many agree. With `--twins`, the loaders of transformers are checked, too.
+Every right loader must agree. For each fault the check must diverge, and the audit must name the field or the tensor;
+without the audit, many agree. With `--twins`, the loaders of transformers are checked too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ RIGHT = {
     "t5_functional": ("t5",),
     "opt_module": ("opt",),
 }
-"""The families that each loader reads."""
+"""The families of each loader."""
 
 Load = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault: the loader, the family, the name that has to be told, and the text with what replaces it."""
+    """A fault: the loader, the family, the name that the audit must report, and the text with its replacement."""
 
     loader: str
     family: str
@@ -58,7 +58,7 @@ class Planted:
         return f"{self.family}, {self.name}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
 
     def written(self, folder: Path) -> Path:
-        """Write the loader with the fault; raises `PoolError` unless its text is there once."""
+        """Write the loader with the fault; raise `PoolError` unless its text occurs once."""
         file = folder / f"{self.loader}.py"
         text = (FOLDER / file.name).read_text(encoding="utf-8")
         file.write_text(edited(text, self.old, self.new, where=self.loader), encoding="utf-8")
@@ -101,7 +101,7 @@ PLANTED = tuple(
 
 
 def checked(load: Load, family: str) -> dict[str, Any]:
-    """Return the verdict of a check with its audit, and what the audit names."""
+    """Return the verdict of a check with its audit, and the names that the audit reports."""
     report = check(load, family=family, audit=True)
     audit = report.audit
     told = {"says": audit.faults, "audit_seconds": audit.seconds} if audit else {"says": "", "audit_seconds": 0.0}
@@ -109,13 +109,13 @@ def checked(load: Load, family: str) -> dict[str, Any]:
 
 
 def named(audit: Audit | None) -> list[str]:
-    """The fields and tensors at which an audit found a fault."""
+    """Return the fields and tensors at which an audit found a fault."""
     found: list[Any] = [*audit.fields, *audit.tensors] if audit else []
     return [each.name for each in found if each.outcome in CAUSES]
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
-    """The names that the audit tells, without the check of the forward pass."""
+    """Return the names that the audit reports, without the check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 
@@ -125,7 +125,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Planted | Right]:
-    """Every fault, then every right loader."""
+    """Return every fault, then every right loader."""
     right = [Right(loader, family) for loader, families in RIGHT.items() for family in families]
     return [*PLANTED, *right, *(Right("transformers", family) for family in FAMILIES if options.twins)]
 

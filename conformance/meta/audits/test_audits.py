@@ -1,4 +1,4 @@
-"""A sample of the audits of planted faults, and the campaign itself; `nox -s power` has all of them."""
+"""A sample of the audits of planted faults, and the campaign itself; `nox -s power` runs all of them."""
 
 from __future__ import annotations
 

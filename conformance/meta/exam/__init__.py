@@ -1,1 +1,1 @@
-"""The exam: bugs as changes of other people's code, what the checker finds, and what the rules in use find."""
+"""The exam: bugs as changes of other people's code, and what the checker and common rules find."""

@@ -67,7 +67,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def forget(bug: Bug) -> None:
-    """Take the code that a bug changes out of what is imported, with all that took names from it."""
+    """Remove the code that a bug changes from the imported modules, with all modules that took names from it."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
     if package != "transformers":  # of transformers, nothing else takes names from a model's file
@@ -91,7 +91,7 @@ def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarr
 
 
 def trials(options: Any) -> list[ExamTrial]:
-    """Return the bugs that are asked, with their twins and controls."""
+    """Return the chosen bugs, with their twins and controls."""
     options.cache = options.cache.with_name(f"{options.cache.name}-against")
     every = [dataclasses.replace(trial, way="against") for trial in measure.trials(options)]
     return [each for each in every if _is_asked(each.bug)]
@@ -110,7 +110,7 @@ def is_right_line(bug: Bug, answer: Answer) -> bool:
 
 
 def _changed(bug: Bug) -> set[int]:
-    """The lines of the file without the bug that the bug changes."""
+    """Return the lines that the bug changes, in the file without the bug."""
     before, after = bug.path.read_text(encoding="utf-8").splitlines(), bug.text().splitlines()
     codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}
@@ -121,7 +121,7 @@ def _causes(answer: Answer) -> list[str]:
 
 
 def line_of(trial: ExamTrial, answer: Answer) -> str:
-    """Return what the checker told of a bug, to be read against it."""
+    """Return the checker's answer to a bug, to compare it with the bug."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:

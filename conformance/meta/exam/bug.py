@@ -13,7 +13,7 @@ BUGS = Path(__file__).parent / "bugs"
 
 
 def twin_of(bug: Bug, number: int) -> Bug:
-    """The same subject as it is, which has to agree."""
+    """Return the same subject without a change, which must agree."""
     changes = ", ".join(f"{name} = {json.dumps(value)}" for name, value in bug.config.items())
     return Bug(
         f"{bug.group}-twin{number or ''}",
@@ -33,7 +33,7 @@ def _setting(bug: Bug) -> str:
 
 
 def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
-    """The bugs, behind a clean twin for each setting that they are run in."""
+    """Return the bugs, after a clean twin for each of their settings."""
     settings: dict[str, Bug] = {}
     counts: dict[str, int] = {}
     for bug in bugs:
@@ -44,14 +44,14 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
 
 
 def twins_by_bug(bugs: Sequence[Bug]) -> dict[str, str]:
-    """The id of the clean twin of each bug."""
+    """Return the id of the clean twin of each bug."""
     twins = {_setting(bug): bug.id for bug in bugs if bug.is_twin}
     return {bug.id: twins[_setting(bug)] for bug in bugs}
 
 
 @functools.cache
 def exam() -> dict[str, Bug]:
-    """All bugs and their twins, by id."""
+    """Return all bugs and their twins, by id."""
     bugs = [bug for path in sorted(BUGS.glob("*.toml")) for bug in with_twins(read(path))]
     by_id = {bug.id: bug for bug in bugs}
     if len(by_id) < len(bugs):

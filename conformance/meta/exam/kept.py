@@ -1,4 +1,4 @@
-"""The published results, docs/exam.json: the judgement of every bug by its id, at first sight and now."""
+"""The published results, docs/exam.json: the judgement of every bug by its id, the first and the current one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meta.pool.judge import Judged, judged
 FILE = DOCS / "exam.json"
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
-"""What is kept of a bug's table, for the page."""
+"""The fields of a bug's table that the page keeps."""
 
 JUDGED = ("detected", "placed", "named", "falsely", "line", "says")
 
@@ -22,15 +22,15 @@ Row = Mapping[str, Any]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
-    """The rows of the published results by id."""
+    """Return the rows of the published results by id."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
 
 
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """The rows with the results in a folder; a bug that was there before keeps its judgement at first sight.
+    """Merge the results in a folder into the rows; a known bug keeps its first judgement.
 
-    Rows of bugs that are no longer there are left out, and bugs without a result of their own keep their row.
+    Rows of removed bugs are left out, and bugs without a new result keep their row.
     """
     bugs = exam()
     twins = twins_by_bug(list(bugs.values()))
@@ -45,7 +45,7 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    """The row of a bug with a new judgement."""
+    """Return the row of a bug with a new judgement."""
     bug = exam()[name]
     judgement = {key: value for key, value in vars(now).items() if key in JUDGED}
     told = {key: getattr(bug, key) for key in TOLD}
@@ -54,19 +54,19 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """The rows with the judgements of a folder as those at first sight."""
+    """Return the rows with the judgements of a folder as the first ones."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
 
 def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
-    """Write the rows, one a line."""
+    """Write the rows, one per line."""
     lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in rows.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
-    """The judgements of the rows, at first sight or now."""
+    """Return the first or the current judgements of the rows."""
     found = []
     for name, row in rows.items():
         shown = row["first"] if first else row

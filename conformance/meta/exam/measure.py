@@ -1,7 +1,7 @@
-"""The pool `exam`: each bug runs in a process of its own, and its result is kept.
+"""The pool `exam`: each bug runs in its own process, and its result is kept.
 
-An interrupted exam goes on where it was. A result is used again as long as its bug, its subject and the checker are
-what they were (`--keep`: whatever the checker is).
+An interrupted exam continues where it stopped. A result is reused as long as its bug, its subject and the checker are
+unchanged (`--keep`: even with another checker).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TIMEOUT = 900.0
 """Seconds that one bug may take."""
 
 IMPORTED = {"transformers": "transformers.modeling_utils"}
-"""Packages that take long to import, with what all of their models import."""
+"""Packages that are slow to import, with the modules that all of their models import."""
 
 
 @functools.cache
 def checker() -> str:
-    """A digest of the checker and the reference."""
+    """Return a digest of the checker and the reference."""
     root = Path(transparity_conformance.__file__).parents[2]
     found = hashlib.sha256()
     for package in ("conformance/transparity_conformance", "reference"):
@@ -46,7 +46,7 @@ def checker() -> str:
 
 
 def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, Any] | None:
-    """The result in the cache, unless it is of another bug, subject or checker."""
+    """Return the result in the cache, unless it is from another bug, subject or checker."""
     file = cache / f"{bug.id}.json"
     if not file.is_file():
         return None
@@ -56,7 +56,7 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
 
 
 def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
-    """Run a bug in a process of its own, and keep the result; raises `PoolError` if there is none."""
+    """Run a bug in its own process, and keep the result; raise `PoolError` without one."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         process = _process(bug, str(Path(folder).resolve()), way)
         process.start()
@@ -75,7 +75,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """The process of a bug: a copy of one that has imported what no bug of it changes, or a new one."""
+    """Return the process of a bug: a copy of one that has imported the unchanged modules, or a new one."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -86,14 +86,14 @@ def _process(bug: Bug, folder: str, way: str) -> Any:
 
 @dataclass(frozen=True)
 class ExamTrial:
-    """A bug of the exam, and whether a result that was kept may be used."""
+    """A bug of the exam, and whether a kept result may be used."""
 
     bug: Bug
     cache: Path = CACHE
     keep: bool = False
     again: bool = False
     way: str = "run"
-    """The module of `meta.exam` that asks the checker."""
+    """The module of `meta.exam` that runs the checker."""
 
     def __str__(self) -> str:
         return self.bug.id
@@ -114,7 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[ExamTrial]:
-    """Every bug and every twin."""
+    """Return every bug and every twin."""
     again = options.again
     return [
         ExamTrial(bug, options.cache, options.keep, again is not None and again in bug.id) for bug in exam().values()
@@ -122,7 +122,7 @@ def trials(options: argparse.Namespace) -> list[ExamTrial]:
 
 
 def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[ExamTrial]:
-    """The bugs with a word in their id or story, or a sample of them, and their twins."""
+    """Return the bugs with a word in their id or story, or a sample of them, and their twins."""
     by_id, word = exam(), options.only
     twins = twins_by_bug(list(by_id.values()))
     found = [bug.id for bug in by_id.values() if word in bug.id or word in bug.story]
@@ -133,7 +133,7 @@ def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[Exam
 
 
 def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
-    """The judgement of a bug beside the answer to its twin, if there is one."""
+    """Return the judgement of a bug, compared with the answer to its twin, if there is one."""
     return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
 
 
@@ -151,6 +151,6 @@ def line_of(trial: ExamTrial, answer: Answer) -> str:
 
 
 def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
-    """The shares of right answers of the bugs that have one."""
+    """Return the shares of right answers of the bugs that have one."""
     by_id = {trial.bug.id: answer for trial, answer in found if "missing" not in answer}
     return scores([judgement(exam()[name], by_id) for name in by_id])

@@ -33,7 +33,7 @@ def percent(share: Share) -> str:
 
 
 def beside_rules(rows: Rows) -> str:
-    """What the checker and each rule detect, and which right ports they refuse."""
+    """Return what the checker and each rule detect, and which right ports they reject."""
     by_rule, own = rule_scores(judgements(rows)), {share.title: share for share in scores(judgements(rows))}
     alone = own["controls and twins left alone"]
     refused = Share("", alone.of - alone.right, alone.of)
@@ -43,7 +43,7 @@ def beside_rules(rows: Rows) -> str:
 
 
 def answers(rows: Rows) -> str:
-    """The shares of right answers, the first and the current ones."""
+    """Return the shares of right answers, the first and the current ones."""
     both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
     lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
     return table(["", "first answers", "current", "wanted"], lines, (1, 2, 3))
@@ -54,7 +54,7 @@ def _target(title: str) -> str:
 
 
 def by_where(rows: Rows) -> str:
-    """What is detected of bugs that show everywhere, and of those that hide."""
+    """Return the share of detected bugs, for bugs that show everywhere and for hidden ones."""
     places = dict.fromkeys(row["hidden"] for row in bugs_of(rows).values())
     lines = []
     for place in sorted(places, key=lambda place: (place != "any", place)):
@@ -66,7 +66,7 @@ def by_where(rows: Rows) -> str:
 
 
 def _kinds(row: Row) -> dict[str, bool]:
-    """What is not right about the answer to a bug or a control."""
+    """Return the flaws of the answer to a bug or a control."""
     if row["control"]:
         return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
@@ -80,7 +80,7 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Every answer that is not wholly right, by kind, with what the checker said."""
+    """Return every flawed answer, by kind, with the checker's words."""
     order = [*_kinds({**dict.fromkeys(kept.JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(kept.JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
@@ -97,7 +97,7 @@ MARKS = {True: "yes", False: "no", None: "–"}
 
 
 def every_bug(rows: Rows) -> str:
-    """One line for each bug and each control."""
+    """Return one line for each bug and each control."""
     lines = []
     for name, row in rows.items():
         story = f"[{row['story']}](https://{_link(row['source'])})" if row["source"] else row["story"]
@@ -111,7 +111,7 @@ def every_bug(rows: Rows) -> str:
 
 
 def _link(source: str) -> str:
-    """A thread of a repository, as its site has it."""
+    """Return the link to a thread of a repository."""
     return re.sub(r"#(\d+)$", r"/issues/\1", source)
 
 
@@ -125,14 +125,14 @@ PARTS: dict[str, Callable[[Rows], str]] = {
 
 
 def rendered(page: str, rows: Rows) -> str:
-    """The page with every part as the rows have it."""
+    """Return the page with every part filled from the rows."""
     for name, render in PARTS.items():
         page = with_part(page, name, render(rows))
     return page
 
 
 def plot(rows: Rows, file: Path) -> None:
-    """Draw what the checker and the rules detect, and what they refuse wrongly."""
+    """Draw what the checker and the rules detect, and what they wrongly reject."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -158,7 +158,7 @@ def plot(rows: Rows, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Take in results, and write the page and its plot."""
+    """Read results, and write the page and its plot."""
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="take in the results of this folder")
     parser.add_argument("--first", type=Path, metavar="FOLDER", help="the results at first sight")

@@ -1,4 +1,4 @@
-"""The rules by which people decide that a port is right, on logits of one row, and the scores of an exam."""
+"""The rules by which people judge a port, on logits of one row, and the scores of an exam."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def allclose(rtol: float, atol: float) -> Callable[[np.ndarray, np.ndarray], boo
 
 
 def normalized_error(port: np.ndarray, right: np.ndarray) -> bool:
-    """The mean square of the error of the last token, divided by that of the logits, is at most 1e-2."""
+    """The mean square error of the last token, relative to the mean square of its logits, is at most 1e-2."""
     return bool(np.mean((port[-1] - right[-1]) ** 2) <= 1e-2 * np.mean(right[-1] ** 2))
 
 
@@ -64,7 +64,7 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """The names of the rules that a port fails; one without an answer (it raised) fails, and so do other shapes.
+    """Return the names of the rules that a port fails; a missing answer or another shape fails them all.
 
     Args:
         port, right: the logits (tokens, vocab) by the number of tokens.
@@ -82,7 +82,7 @@ TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and tw
 
 
 def scores(found: Sequence[Judged]) -> list[Share]:
-    """The checker's shares: of all bugs, those named and placed; of those that diverge in a forward pass, the lines."""
+    """Return the checker's shares of named and placed bugs, and of right lines among the bugs of a forward pass."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
     counts = {
@@ -97,7 +97,7 @@ def scores(found: Sequence[Judged]) -> list[Share]:
 
 
 def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
-    """For each rule, the bugs that it detects, and the controls and twins that it fails."""
+    """Return, for each rule, the bugs that it detects, and the controls and twins that it rejects."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
 

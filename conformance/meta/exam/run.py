@@ -1,4 +1,4 @@
-"""Run one bug in a process of its own: `python -m meta.exam.run ID FOLDER`, with the result in FOLDER/result.json."""
+"""Run one bug in a separate process: `python -m meta.exam.run ID FOLDER`, with the result in FOLDER/result.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Port = Callable[..., Any]
 
 
 class PatchedFinder(importlib.abc.MetaPathFinder):
-    """Finds the module of one file at another one."""
+    """Finds the module of one file in another file."""
 
     def __init__(self, original: Path, patched: Path) -> None:
         self.original, self.patched = original.resolve(), patched
@@ -53,7 +53,7 @@ class PatchedFinder(importlib.abc.MetaPathFinder):
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the patched file below `folder`, have it imported, and return it; raises if it is imported already."""
+    """Write the patched file below `folder`, import from there, and return it; raise if it is already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")
@@ -70,7 +70,7 @@ def is_imported(file: Path) -> bool:
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
-    """The configuration in which a bug is looked for: the subject's, or its family's small model, with changes."""
+    """Return the configuration in which a bug is tested: the subject's, or its family's small model, with changes."""
     if not bug.family:
         return dataclasses.replace(subject.CONFIG, **bug.config)
     family = family_called(bug.family)
@@ -79,14 +79,14 @@ def config_of(bug: Bug, subject: Any) -> TransformerConfig:
 
 
 def port_of(bug: Bug, subject: Any) -> Port:
-    """The function of the subject that loads or builds the model."""
+    """Return the function of the subject that loads or builds the model."""
     name = bug.port or ("load" if hasattr(subject, "load") else "build")
     port: Port = getattr(subject, name)
     return port
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Patch, check, and try the rules; the result as JSON values, lines relative to `folder`."""
+    """Patch, check, and try the rules; return the result as JSON values, with lines relative to `folder`."""
     patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)
@@ -106,9 +106,9 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """The rules that a port fails on drawn weights and tokens, without padding, as people try them.
+    """Return the rules that a port fails on drawn weights and tokens, without padding, as people try them.
 
-    What is pooled to one row is its own last token.
+    A pooled output is treated as its own last token.
     """
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """One image, or one row of `tokens` ordinary tokens in each stack, with an end token where that is pooled."""
+    """Return one image, or one row of `tokens` ordinary tokens per stack, with an end token if that is pooled."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}
@@ -144,7 +144,8 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
 
 
 def main(name: str, folder: str, way: str = "run") -> None:
-    """Write the result of one bug, or why there is none; `way` is the module of this package that asks the checker."""
+    """Write the result of one bug, or the reason for its absence; `way` is the module of this package that runs the
+    checker."""
     try:
         result = importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The rules in use on invented logits, and how answers are judged; `nox -s exam` has the exam."""
+"""The common rules on invented logits, and the judgement of answers; `nox -s exam` runs the exam."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 
 
 def with_error(size: float, *, last_alone: bool = False) -> np.ndarray:
-    """The right logits with an error of `size` standard deviations, perhaps at the last token alone."""
+    """Return the right logits with an error of `size` standard deviations, perhaps only at the last token."""
     error = np.random.default_rng(1).normal(size=RIGHT.shape)
     error[: len(error) - 1 if last_alone else 0] = 0
     return RIGHT + size * error
@@ -44,7 +44,7 @@ WRONG = {
     "top-1": with_another_top(),
     "one-percent": with_error(0.1),
 }
-"""Logits that a rule has to refuse."""
+"""Logits that a rule must reject."""
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -95,7 +95,7 @@ BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm
 
 
 def answer(verdict: str, *causes: str, **others: Any) -> dict[str, Any]:
-    """A result with one divergence that has these causes."""
+    """Return a result with one divergence that has these causes."""
     named = [{"mistake": cause, "says": cause, "at": ""} for cause in causes]
     fault = {"where": "decoder.final_norm", "source": None, "causes": named, "indistinguishable": others.pop("or_", [])}
     faults = [fault] if verdict == "diverges" else []

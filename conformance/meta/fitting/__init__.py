@@ -1,1 +1,1 @@
-"""Fitting, measured: modules of drawn configurations, and whether `transparity fit` finds them."""
+"""Measures of fitting: modules of drawn configurations, and whether `transparity fit` finds them."""

@@ -1,4 +1,4 @@
-"""Modules of drawn configurations: a template, with sizes and up to six fields changed, under names of its own."""
+"""Modules of drawn configurations: a template, with sizes and up to six fields changed, under its own names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drawn(Model):
         pass
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Patches by a convolution, behind the class token."""
+        """Return patches by a convolution, after the class token."""
         at, size = "encoder.patch_projection", self.c.patch_size
         assert pixels.shape[-1] == self.c.image_size, "another size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
@@ -52,7 +52,7 @@ class Drawn(Model):
         return torch.cat([*token, x], 1)
 
     def frames(self, mel: Tensor) -> Tensor:
-        """Frames by two convolutions."""
+        """Return frames by two convolutions."""
         assert mel.shape[-1] == self.c.num_frames, "another length"
         x = mel
         for name, stride in (("first", 1), ("second", 2)):
@@ -69,7 +69,7 @@ class Drawn(Model):
 
 
 class Module(nn.Module):
-    """A `torch.nn.Module` of a configuration, freshly initialised."""
+    """A `torch.nn.Module` of a configuration, newly initialized."""
 
     def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Module(nn.Module):
             self.core.p.pop("decoder.token_embedding.weight", None)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        """Change the precision, of buffers too, which are replaced."""
+        """Change the precision, including buffers, which are replaced."""
         names = {id(value): name for name, value in self.core.p.items()}
         kept = {theirs: names[id(value)] for theirs, value in self._buffers.items() if id(value) in names}
         result = super()._apply(function, recurse)  # type: ignore[no-untyped-call]
@@ -97,14 +97,14 @@ class Module(nn.Module):
 
 
 def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """The kernel of a convolution over an image or audio, as PyTorch keeps it."""
+    """Return the kernel of a convolution over an image or audio, as PyTorch stores it."""
     if name.endswith("patch_projection.weight"):
         return value.reshape(len(value), config.image_channels, config.patch_size or 0, -1)
     return value.reshape(len(value), -1, 3) if name.startswith("encoder.") and "convolution.weight" in name else value
 
 
 def module(config: TransformerConfig, seed: int = 0) -> Module:
-    """The module of a configuration, whose `forward` takes the inputs by name; a mask may be left out."""
+    """Return the module of a configuration, whose `forward` takes the inputs by name; a mask is optional."""
     names = {"image" if name == "pixels" else name: name for name in config.input_names}
     names |= {name: name for name in ("token_types", "attention_mask") if name in config.further_inputs}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -122,11 +122,11 @@ def module(config: TransformerConfig, seed: int = 0) -> Module:
 
 
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
-    """A template and a configuration with its own sizes and up to `MOST_DEPARTURES` fields changed, each of which acts.
+    """Draw a template and a configuration with its own sizes and up to `MOST_DEPARTURES` effective changes of fields.
 
-    What `fit` does not find yet is left out: layers that differ in their positions, experts (of Qwen3-Next, the
-    feed-forwards are dense here), attention without a norm, a transform in front of the head, and some scalings of
-    rotary positions.
+    Parts that `fit` does not find are left out. These are layers that differ in their positions, attention without a
+    norm, a transform before the head, and some scalings of rotary positions. Experts are left out too: the
+    feed-forwards of Qwen3-Next are dense here.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name in templates() if _is_found(template_of(name))))
@@ -145,7 +145,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """A template; of one with recurrences and experts, the layers differ in their mixers alone."""
+    """Return a template; layers with recurrences and experts differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template
@@ -200,7 +200,7 @@ def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfi
 
 
 def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, Any]:
-    """Sizes of images, or of frames of audio, which have no vocabulary."""
+    """Return sizes of images, or of frames of audio, which have no vocabulary."""
     if template.reads_frames:
         frames = 2 * dice.randint(5, 9)
         return {"mel_bins": dice.randint(3, 6), "num_frames": frames, "source_vocab_size": None}
@@ -212,7 +212,7 @@ def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, A
 
 
 def _of_recurrences(dice: random.Random) -> dict[str, Any]:
-    """Sizes of recurrences, which other models do not read."""
+    """Return sizes of recurrences, which other models do not read."""
     heads = dice.choice((2, 4, 6))
     return {
         "recurrent_heads": heads,
@@ -224,7 +224,7 @@ def _of_recurrences(dice: random.Random) -> dict[str, Any]:
 
 
 def _changed(config: TransformerConfig, name: str, dice: random.Random) -> TransformerConfig | None:
-    """The configuration with another value of a field, if that is possible and acts."""
+    """Return the configuration with another value of a field, if that is possible and has an effect."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     tried = field.metadata.get("tried") or (get_args(kind) if get_origin(kind) is Literal else (True, False))
     if name == "position_offset":
@@ -242,7 +242,7 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
 
 
 def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
-    """Return whether the reference has the same logits with both, on tokens with padding, of all lengths up to 40."""
+    """Return whether the reference has the same logits with both, on padded tokens of all lengths up to 40."""
     if other is None or parameter_shapes(config) != parameter_shapes(other):
         return False
     parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config).items()}

@@ -1,8 +1,8 @@
-"""The pool `fitting`: modules of drawn configurations, one for each seed, which `fit` has to find.
+"""The pool `fitting`: modules of drawn configurations, one for each seed, which `fit` must find.
 
-A configuration is found if every field that a forward pass reads has the drawn value. A field may differ only if the
-report lists it as one that cannot be told, or the drawn configuration does not read it (rope_theta without rotary
-positions); with either, the reference must compute exactly the same.
+A configuration is found if every field that a forward pass reads has the drawn value. A field may differ if the report
+lists it as undetermined. It may also differ if the drawn configuration does not read it, as rope_theta without rotary
+positions. With either value, the reference must compute exactly the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FittingTrial:
         return f"{self.seed} {drawn(self.seed)[0]}"
 
     def run(self) -> dict[str, Any]:
-        """Draw, fit and compare: the fields that are wrong and those that cannot be told, drawn and found."""
+        """Draw, fit and compare; return the wrong fields and the undetermined ones, drawn and found."""
         name, config = drawn(self.seed)
         model = module(config, self.seed)
         if self.single:
@@ -58,7 +58,7 @@ def is_found(answer: Answer) -> bool:
 
 
 def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[object, object]], ...]:
-    """The fields in which the found configuration is wrong, and those in which it may be."""
+    """Return the fields in which the found configuration is wrong, and the fields in which it may be."""
     fields = [each.name for each in dataclasses.fields(config) if each.name not in NOT_RUN]
     pairs = {name: (getattr(config, name), getattr(made.config, name)) for name in fields}
     differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -72,7 +72,7 @@ def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[obje
 
 
 def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
-    """`config` with the drawn value of a field, or, where that alone is impossible, those of all fields."""
+    """Return `config` with the drawn value of a field or, if that is impossible, with all drawn values."""
     for fields in ({name: drawn_values[name]}, drawn_values):
         try:
             return dataclasses.replace(config, **fields)  # type: ignore[arg-type]
@@ -82,12 +82,12 @@ def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, o
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--number", type=int, default=NUMBER, help="configurations, from that of `--seed` on")
+    parser.add_argument("--number", type=int, default=NUMBER, help="number of configurations, starting with `--seed`")
     parser.add_argument("--float32", action="store_true", help="modules that compute only in float32")
 
 
 def trials(options: argparse.Namespace) -> list[FittingTrial]:
-    """So many seeds."""
+    """Return one trial per seed."""
     seeds = range(options.seed, options.seed + options.number)
     return [FittingTrial(seed, options.float32) for seed in seeds]
 

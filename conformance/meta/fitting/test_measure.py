@@ -1,4 +1,4 @@
-"""A sample of `python -m meta.measure --pool fitting`: the configurations of drawn modules are found."""
+"""A sample of `python -m meta.measure --pool fitting`: `fit` finds the configurations of drawn modules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Inputs that nobody would write, drawn by Hypothesis, and what becomes of each: a verdict or one sentence."""
+"""Unusual inputs, drawn by Hypothesis, and the outcome of each: a verdict or one sentence."""

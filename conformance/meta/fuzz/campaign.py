@@ -1,4 +1,4 @@
-"""The pool `fuzz`: the doors, and how many of 20,000 inputs each is given."""
+"""The pool `fuzz`: the entry points, and how many of 20,000 inputs each receives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DOORS: dict[Door, int] = {
     columns.column_call: 700,
     ports.command_line: 160,
 }
-"""Those that start a process or look for causes are few."""
+"""Entry points that start a process or search for causes get few inputs."""
 
 TOTAL = sum(DOORS.values())
 
@@ -55,7 +55,7 @@ class Unshown(Generic[T]):
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return the inputs of a door among `total`, rounded up: each door has at least one."""
+    """Return the inputs of an entry point among `total`, rounded up, so that each has at least one."""
     return -(-total * DOORS[door] // TOTAL)
 
 
@@ -82,7 +82,7 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class DoorTrial:
-    """Inputs of a door; importing a framework is no part of one."""
+    """Inputs of an entry point; importing a framework is not measured."""
 
     door: Door
     inputs: int
@@ -108,7 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[DoorTrial]:
-    """Every door with its part of the inputs."""
+    """Return every entry point with its part of the inputs."""
     return [DoorTrial(door, inputs_of(door, options.inputs), options.seed) for door in DOORS]
 
 

@@ -1,4 +1,4 @@
-"""The doors of the three backends: models built with wrong arguments, and called with wrong inputs."""
+"""The entry points of the three backends: models built with wrong arguments, and called with wrong inputs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OPTIONS = st.sampled_from(("dtype", "device", "mode", "weights", "activations"))
 
 @functools.cache
 def model(name: str) -> Any:
-    """The model of a backend."""
+    """Return the model of a backend."""
     return backend(name)(TINY, PARAMETERS)
 
 
 def column_build(draw: Draw, folder: Path) -> str:
-    """A model of a backend with a wrong precision, device, mode, configuration or parameters."""
+    """Build a model of a backend with a wrong precision, device, mode, configuration or parameters."""
     build: Any = backend(draw(st.sampled_from(sorted(installed()))))
     known = st.sampled_from(("float32", "bfloat16", "cuda", "int8"))
     wrong = draw(objects)
@@ -49,7 +49,7 @@ def column_build(draw: Draw, folder: Path) -> str:
 
 
 def column_call(draw: Draw, folder: Path) -> str:
-    """A call of a right model with one wrong argument."""
+    """Call a right model with one wrong argument."""
     forward = model(draw(st.sampled_from(sorted(installed()))))
     wrong, name, other = draw(objects), draw(TRAINING), draw(names)
     steps = 3 if isinstance(wrong, int | float) and LONG <= wrong < ENDLESS else wrong

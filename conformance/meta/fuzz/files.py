@@ -1,4 +1,4 @@
-"""The doors of files: configurations, parameters, bundles, outputs of ports, and checkpoints of a hub."""
+"""The entry points of files: configurations, parameters, bundles, outputs of ports, and hub checkpoints."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def drawn_text(draw: Draw, fields: Any) -> bytes:
 
 
 def configuration_text(draw: Draw, folder: Path) -> str:
-    """A configuration as JSON: fields of wild values, and text that is damaged."""
+    """Read a configuration as JSON: fields of unusual values, and damaged text."""
     fields = preset(draw(st.sampled_from(list(PRESETS)))).resized().as_dict()
     fields |= draw(st.dictionaries(FIELDS | names, json_values, max_size=3))
     return _used(TransformerConfig.from_json(draw(texts(fields))))
 
 
 def configuration_object(draw: Draw, folder: Path) -> str:
-    """A configuration from Python objects, by each of its constructors."""
+    """Build a configuration from Python objects, by each of its constructors."""
     changes: Any = {draw(FIELDS): draw(objects)}
     made: tuple[Any, ...] = (
         lambda: TINY.resized(**changes),
@@ -83,7 +83,7 @@ def _used(config: TransformerConfig) -> str:
 
 
 def parameters_file(draw: Draw, folder: Path) -> str:
-    """A damaged safetensors file."""
+    """Read a damaged safetensors file."""
     path = folder / "parameters.safetensors"
     save_parameters(path, PARAMETERS)
     path.write_bytes(draw(damaged(path.read_bytes())))
@@ -103,7 +103,7 @@ def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str,
 
 
 def parameters_named(draw: Draw, folder: Path) -> str:
-    """A file of right form with wrong tensors in it."""
+    """Read a well-formed file with wrong tensors in it."""
     path = folder / "parameters.safetensors"
     save_file(_with_wrong_tensors(draw, dict(PARAMETERS)), path)
     load_parameters(path, TINY)
@@ -111,7 +111,7 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 
 
 def parameters_object(draw: Draw, folder: Path) -> str:
-    """Parameters that are no arrays, or not by name."""
+    """Pass parameters that are no arrays, or not by name."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
     given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
@@ -122,7 +122,7 @@ def parameters_object(draw: Draw, folder: Path) -> str:
 
 @functools.cache
 def right_bundle() -> tuple[Bundle, Content]:
-    """A small bundle, and its files."""
+    """Return a small bundle, and its files."""
     probes = {name: probe for name, probe in bundle_probes("config", TINY).items() if name in ("one", "mixed")}
     with tempfile.TemporaryDirectory() as folder:
         bundle = export_bundle(TINY, folder, probes)
@@ -130,7 +130,7 @@ def right_bundle() -> tuple[Bundle, Content]:
 
 
 def bundle_file(draw: Draw, folder: Path) -> str:
-    """A bundle with one damaged file, whose digest may be corrected."""
+    """Read a bundle with one damaged file, whose digest may be corrected."""
     _, files = right_bundle()
     name = draw(st.sampled_from(FILES))
     write(folder, files | {name: draw(damaged(files[name]))})
@@ -143,7 +143,7 @@ def bundle_file(draw: Draw, folder: Path) -> str:
 
 
 def bundle_manifest(draw: Draw, folder: Path) -> str:
-    """A bundle whose manifest says something else, is signed anew, or is damaged."""
+    """Read a bundle whose manifest is changed, signed again, or damaged."""
     _, files = right_bundle()
     write(folder, files)
     manifest = json.loads(files["manifest.json"])
@@ -174,7 +174,7 @@ def _sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def bundle_outputs(draw: Draw, folder: Path) -> str:
-    """Outputs of a port: damaged, of wrong shapes, dtypes and names, or of wild numbers; a few are judged."""
+    """Judge outputs of a port: damaged, of wrong shapes, dtypes and names, or with unusual numbers."""
     bundle, files = right_bundle()
     path, right = folder / ACTUAL, files["expected.safetensors"]
     path.write_bytes(draw(damaged(right)) if draw(st.booleans()) else save(_other_outputs(draw, load(right))))
@@ -206,7 +206,7 @@ def _other_outputs(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.n
 
 @functools.cache
 def right_checkpoint(family: str) -> Content:
-    """The files of a small checkpoint of a family."""
+    """Return the files of a small checkpoint of a family."""
     config = example_config(family)
     with tempfile.TemporaryDirectory() as folder:
         export_checkpoint(family, config, initialize_parameters(config), folder)
@@ -214,7 +214,7 @@ def right_checkpoint(family: str) -> Content:
 
 
 def checkpoint_fields(draw: Draw, folder: Path) -> str:
-    """A checkpoint whose config.json has wild values."""
+    """Read a checkpoint whose config.json has unusual values."""
     files = right_checkpoint(draw(CHECKPOINTS))
     fields = json.loads(files["config.json"])
     known = st.sampled_from((*fields, "rope_scaling", "layer_types", "hidden_act", *NAMES))
@@ -226,7 +226,7 @@ def checkpoint_fields(draw: Draw, folder: Path) -> str:
 
 
 def checkpoint_tensors(draw: Draw, folder: Path) -> str:
-    """A checkpoint with a damaged file of weights, wrong tensors, or an index that lies."""
+    """Read a checkpoint with a damaged file of weights, wrong tensors, or a false index."""
     files = dict(right_checkpoint(draw(CHECKPOINTS)))
     kind = draw(st.sampled_from(("damaged", "damaged", "wrong", "index")))
     if kind == "damaged":

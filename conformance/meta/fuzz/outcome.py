@@ -1,4 +1,4 @@
-"""The outcome of one input: a verdict, one sentence, or a violation of what every input is owed."""
+"""The outcome of one input: a verdict, one sentence, or a violation of the promise to every input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 
 SECONDS, MEGABYTES = 10.0, 1000
-"""The time and memory that an input may take: the promise of the campaign."""
+"""The time and memory that an input may take, as the campaign promises."""
 
 ACCEPTED = "accepted"
 """The input was read, and is valid."""
@@ -42,11 +42,11 @@ class Outcome:
 
 
 class TooLong(KeyboardInterrupt):
-    """The time of an input is over; like the user's own Ctrl-C, it passes through every door."""
+    """The time of an input is over; like the user's own Ctrl-C, it passes through every entry point."""
 
 
 class WrongAnswerError(Exception):
-    """The answer itself is wrong, such as agreement with a port that is wrong."""
+    """The answer itself is wrong, such as agreement with a wrong port."""
 
 
 def outcome(run: Callable[[], str]) -> Outcome:
@@ -85,7 +85,7 @@ def unreadable(sentence: str) -> str:
 
 
 def peak() -> float:
-    """Return the largest memory that this process has had, in megabytes."""
+    """Return the peak memory of this process, in megabytes."""
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 

@@ -1,4 +1,4 @@
-"""The doors of ports: objects in this process, files, programs, and the command line as users start it."""
+"""The entry points of ports: objects in this process, files, programs, and the command line as users start it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from transparity_conformance.running.process.running import built, run
 from transparity_numpy.port import build as right_port
 
 SEARCH = 2.0
-"""Seconds for the search for causes, so that it is no part of what is measured."""
+"""Seconds for the search for causes, which is not measured."""
 
 VERDICTS = {0: "agrees", 1: "diverges", 2: "bad input", 3: "inconclusive"}
 
 
 class Surprising(dict[str, Any]):
-    """Taps that raise where they are looked at."""
+    """Taps that raise when they are read."""
 
     def items(self) -> Any:
         raise RuntimeError("items")
@@ -110,19 +110,19 @@ def drawn_build(draw: Draw) -> Callable[..., Any]:
 
 @functools.cache
 def probe() -> Probe:
-    """The probe with which ports are called."""
+    """Return the probe with which ports are called."""
     return probes_of(TINY, "config")["one"]
 
 
 def port_call(draw: Draw, folder: Path) -> str:
-    """A port that is built and called once."""
+    """Build and call a port once."""
     build, logits_only = drawn_build(draw), draw(wild.is_rare)
     run(built(build, probe()), probe(), logits_only=logits_only)
     return ACCEPTED
 
 
 def port_check(draw: Draw, folder: Path) -> str:
-    """A whole check of a port; what is wrong never agrees."""
+    """Run a whole check of a port; a wrong one never agrees."""
     report = check(drawn_build(draw), config=TINY, budget=SEARCH)
     if report.verdict == "agrees":
         raise WrongAnswerError("a port that is wrong agrees")
@@ -146,7 +146,7 @@ def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
 
 
 def port_file(draw: Draw, folder: Path) -> str:
-    """A Python file that cannot be imported, or has no port; and wild.names of ports that are none."""
+    """Run a Python file that cannot be imported, or has no port, or a name of no port."""
     path = _source(draw, SOURCES, folder / "port.py")
     name = draw(st.sampled_from(("build", "build", "build", "x y", "", "__name__", "é", "a.b")))
     spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, wild.names, wild.names.map(lambda file: f"{file}:{name}")))
@@ -158,7 +158,7 @@ NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
 def program(draw: Draw, folder: Path) -> str:
-    """A program that ends in any way, and writes anything."""
+    """Run a program that ends in any way, and writes anything."""
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})
@@ -172,7 +172,7 @@ def program(draw: Draw, folder: Path) -> str:
 
 
 def command_line(draw: Draw, folder: Path) -> str:
-    """One run of `transparity`, which never agrees with any of these ports."""
+    """Run `transparity` once; it never agrees with any of these ports."""
     _, files = right_bundle()
     write(folder, files | {"actual.safetensors": draw(wild.damaged(files["expected.safetensors"]))})
     config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"

@@ -1,4 +1,4 @@
-"""Strategies for values that nobody would write: JSON, bytes, names, and Python objects that misbehave."""
+"""Strategies for unusual values: JSON, bytes, names, and Python objects that misbehave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = TypeVar("Data", str, bytes)
 
 
 class Draw(Protocol):
-    """Draw a value: what Hypothesis gives to a test."""
+    """The function that draws a value in a Hypothesis test."""
 
     def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
 
@@ -45,7 +45,7 @@ _leaves = st.sampled_from((*NUMBERS, *NAMES, *NOT_FINITE, None, True, False)) | 
 json_values: SearchStrategy[Any] = st.recursive(
     _leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=5
 )
-"""Values that JSON can hold."""
+"""Values that JSON can represent."""
 
 
 def spliced(data: Data, pieces: SearchStrategy[Data]) -> SearchStrategy[Data]:

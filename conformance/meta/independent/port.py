@@ -14,7 +14,7 @@ from meta.independent.model import Cache, Model, tokens
 
 
 class Beam(NamedTuple):
-    """A continuation: its log probability, the tokens added, and the ids; `seen` are those in its cache."""
+    """A continuation: its log probability, the tokens added, and the ids; `seen` are the ids in its cache."""
 
     score: float
     added: int
@@ -24,20 +24,20 @@ class Beam(NamedTuple):
 
 
 class Port(Model):
-    """The model, with everything that can be offered besides its forward pass."""
+    """The model, with everything that a port can offer in addition to its forward pass."""
 
     def logits(self, **inputs: Any) -> Tensor:
         return self.run(**{name: tokens(value) for name, value in inputs.items() if value is not None})
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Mean cross-entropy of the targets that are no padding."""
+        """Return the mean cross-entropy of the targets that are no padding."""
         logits, wanted = self.aligned(self.logits(**inputs), tokens(targets))
         each = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
         real = torch.ones_like(wanted) if self.c.pad_id is None else wanted != self.c.pad_id
         return self.reduced(each, real)
 
     def aligned(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and the tokens that they predict."""
+        """Return the logits and the tokens that they predict."""
         return logits, targets
 
     def reduced(self, each: Tensor, real: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Port(Model):
     def step(
         self, ids: Any, cache: Any = None, *, source: Any = None, attention_mask: Any = None
     ) -> tuple[Tensor, Cache]:
-        """Logits of the next tokens; the cache is a new one each time, and the old one stays as it was."""
+        """Return the logits of the next tokens, and a new cache; the old one stays unchanged."""
         with torch.no_grad():
             ids = tokens(ids)
             mask = None if attention_mask is None else tokens(attention_mask)
@@ -78,13 +78,13 @@ class Port(Model):
         return cache
 
     def next_logits(self, ids: Tensor, lengths: Tensor, source: Any) -> Tensor:
-        """Logits after the last token of each row, of the last `max_length` tokens."""
+        """Return the logits after the last token of each row, from the last `max_length` tokens."""
         begin = self.cropped(lengths)
         window = begin[:, None] + torch.arange(min(self.c.max_length, int((lengths - begin).max())))
         return self.last_logits(self.rerun(ids.gather(1, window), source), lengths - begin)
 
     def cropped(self, lengths: Tensor) -> Tensor:
-        """The first token of each row that the model still sees."""
+        """Return the first token of each row that the model still sees."""
         return (lengths - self.c.max_length).clamp(min=0)
 
     def rerun(self, context: Tensor, source: Any) -> Tensor:
@@ -92,7 +92,7 @@ class Port(Model):
         return self.logits(**inputs)
 
     def last_logits(self, logits: Tensor, lengths: Tensor) -> Tensor:
-        """The logits after the last token of each row."""
+        """Return the logits after the last token of each row."""
         return logits[torch.arange(len(logits)), lengths - 1]
 
     def filler(self) -> int:
@@ -140,14 +140,14 @@ class Port(Model):
         return bool(ended.all())
 
     def result(self, ids: Tensor, begin: Tensor, prompt: int) -> Tensor:
-        """The tokens returned, of rows that begin to be new at `begin` after a prompt of so many tokens."""
+        """Return the tokens, of rows whose new part starts at `begin`, after a prompt of `prompt` tokens."""
         return ids
 
     def choose(self, logits: Tensor, uniforms: Any, sampling: Any) -> Tensor:
         return logits.argmax(-1) if uniforms is None else self.drawn(self.filtered(logits, sampling), uniforms)
 
     def filtered(self, logits: Tensor, sampling: Any) -> Tensor:
-        """Temperature, top-k and top-p."""
+        """Filter logits by temperature, top-k and top-p."""
         if sampling is None:
             return logits
         logits = self.cooled(logits.double(), sampling)
@@ -163,15 +163,15 @@ class Port(Model):
         return logits / sampling.temperature
 
     def likeliest(self, top_k: int) -> int:
-        """The number of tokens that top-k keeps."""
+        """Return the number of tokens that top-k keeps."""
         return top_k
 
     def beyond(self, share: Tensor, top_p: float) -> Tensor:
-        """The ranks that top-p drops, of falling shares."""
+        """Return the ranks that top-p drops, given decreasing shares."""
         return share.cumsum(-1) - share >= top_p
 
     def drawn(self, logits: Tensor, uniforms: Tensor) -> Tensor:
-        """The first token whose cumulative probability exceeds the number."""
+        """Return the first token whose cumulative probability exceeds the number."""
         total = logits.double().softmax(-1).cumsum(-1)
         last = (total < total[:, -1:]).sum(-1)
         return torch.minimum((total <= uniforms.double()[:, None] * total[:, -1:]).sum(-1), last)
@@ -179,7 +179,7 @@ class Port(Model):
     def beam_search(
         self, prompt: Any, max_new_tokens: int, beams: int, *, length_penalty: float = 0.0, source: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each row by itself, with lists of (log probability, tokens added, ended, ids)."""
+        """Search each row separately, with lists of (log probability, tokens added, ended, ids)."""
         rows = []
         for row in range(len(tokens(prompt))):
             own = None if source is None else tokens(source)[row : row + 1]
@@ -203,13 +203,13 @@ class Port(Model):
         return [Beam(0.0, 0, False, prompt, prompt)]
 
     def extended(self, alive: list[Beam], beams: int, penalty: float, source: Any) -> list[Beam]:
-        """The best continuations by one token."""
+        """Return the best continuations by one token."""
         found = [each for beam in alive for each in self.continuations(beam, source)]
         found.sort(key=lambda beam: -self.rank(beam, penalty))
         return self.reordered(found[:beams], alive)
 
     def continuations(self, beam: Beam, source: Any) -> list[Beam]:
-        """A beam with every token behind it; one that has ended stays as it is."""
+        """Return a beam followed by every token; a finished one stays unchanged."""
         if beam.ended:
             return self.stay(beam)
         logits = self.next_logits(torch.tensor([beam.seen]), torch.tensor([len(beam.seen)]), source)
@@ -227,7 +227,7 @@ class Port(Model):
         return logits.log_softmax(-1)
 
     def reordered(self, kept: list[Beam], alive: list[Beam]) -> list[Beam]:
-        """The beams that go on, each with the cache of the one that it continues."""
+        """Return the continued beams, each with the cache of its predecessor."""
         return kept
 
     def rank(self, beam: Beam, penalty: float, *, last: bool = False) -> float:
@@ -237,7 +237,7 @@ class Port(Model):
         return float(((5 + added) / 6) ** power)
 
     def train(self, batches: Any, training: Any) -> tuple[list[float], dict[str, np.ndarray]]:
-        """One step for each batch, on a copy of the parameters."""
+        """Take one step for each batch, on a copy of the parameters."""
         model = type(self)(self.c, {name: as_numpy(value) for name, value in self.p.items()}, self.precision)
         losses, first, second = [], dict[str, Any](), dict[str, Any]()
         for number, batch in enumerate(batches, 1):
@@ -290,13 +290,13 @@ class Port(Model):
 
 
 def as_numpy(value: Tensor) -> np.ndarray:
-    """NumPy has no bfloat16."""
+    """Return an array, widened because NumPy has no bfloat16."""
     found: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found
 
 
 def build_with(*parts: type, base: type[Model] = Model, taps: bool = False) -> Callable[..., Any]:
-    """`build(config, parameters, dtype)` of the port whose class has `parts` in front of `base`."""
+    """Return `build(config, parameters, dtype)` of the port whose class has `parts` before `base`."""
     made = type("Built", (*parts, base), {"taps": taps})
 
     def build(config: Any, parameters: Any, dtype: str = "float32") -> Any:

@@ -1,1 +1,1 @@
-"""What listening costs."""
+"""Measures of recording: its cost, and the alignment of its values."""

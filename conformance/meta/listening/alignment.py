@@ -1,7 +1,7 @@
 """The pool `alignment`: activations of ports, found by their values.
 
-The columns, and independent ports with a catalogued fault each, are listened to while they return only their logits;
-what is found is compared with the taps that they show otherwise. At least 95 % have to be found, and none wrongly.
+The columns, and independent ports with a catalogued fault each, are recorded while they return only their logits. The
+result is compared with the taps that they show otherwise. At least 95 % must be found, and none wrongly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transparity_conformance.running.process.running import built, run_listening
 FRAMEWORKS = ("pytorch", "flax", "numpy")
 
 FOUND = 0.95
-"""The share of the taps that has to be found."""
+"""The share of the taps that must be found."""
 
 Build = Callable[..., Callable[..., Arrays]]
 
@@ -57,7 +57,7 @@ def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
 
 
 def column(framework: str) -> Build:
-    """The column of a framework, as a port that shows its taps."""
+    """Return the column of a framework, as a port that shows its taps."""
 
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")
@@ -68,7 +68,7 @@ def column(framework: str) -> Build:
 
 @functools.cache
 def _probe(case: str) -> Probe:
-    """One row of a configuration."""
+    """Return one row of a configuration."""
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
@@ -89,7 +89,7 @@ class AlignmentTrial:
 
 
 def of_logits(build: Build) -> Build:
-    """The same port, which returns only its logits."""
+    """Return the same port with only its logits."""
 
     def silent(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = build(config, parameters)
@@ -105,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[AlignmentTrial]:
-    """Every column on each configuration, and independent ports with a catalogued fault, as many for each."""
+    """Return every column on each configuration, and equally many independent ports with each catalogued fault."""
     cases = options.case or list(CASES)
     right = [
         AlignmentTrial(f"right, {framework}", f"{case}, {framework}", case, column(framework))
@@ -125,7 +125,7 @@ def _is_steady(trial: Trial) -> bool:
 
 
 def line_of(trial: AlignmentTrial, answer: Answer) -> str:
-    """Return what was not found, or found wrongly."""
+    """Return the taps that were not found, or found wrongly."""
     if answer["found"] == answer["taps"] and not answer["wrong"]:
         return ""
     return f"{trial}: {answer['found']} of {answer['taps']} found, wrongly {', '.join(answer['wrong']) or 'none'}"

@@ -1,7 +1,7 @@
-"""The pool `listening`: what listening costs.
+"""The pool `listening`: the cost of recording.
 
-One GPT-2 in each framework, at a probe's size and at 12 layers with 128 positions: the time of its own eager pass, of a
-pass that is listened to, and the bytes of the values that were recorded beside those of the taps. A listened pass may
+One GPT-2 in each framework is measured at a probe's size, and with 12 layers at 128 positions. The measures are the
+time of an eager pass and of a recorded pass, and the bytes of recorded values relative to the taps. A recorded pass may
 take three eager passes and 2 s.
 """
 
@@ -27,7 +27,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
 
 PASSES, SECONDS = 3, 2.0
-"""The target: at most this many eager passes, and this much besides."""
+"""The target: at most this many eager passes plus this many seconds."""
 
 SMALL: dict[str, Any] = {"target_vocab_size": 50257, "max_length": 128, "num_decoder_layers": 12}
 GPT2 = example_config("gpt2").resized(**SMALL, embed_dim=768, num_heads=12, feed_forward_dim=3072)
@@ -40,7 +40,7 @@ FRAMEWORKS = {"pytorch": "torch", "jax": "jax.numpy", "numpy": "numpy"}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one pass costs."""
+    """The cost of one pass."""
 
     eager: float
     listened: float
@@ -139,7 +139,7 @@ class CostTrial:
 
 
 def trials(options: argparse.Namespace) -> list[CostTrial]:
-    """Every framework at each size."""
+    """Return every framework at each size."""
     return [CostTrial(size, framework) for size in SIZES for framework in FRAMEWORKS]
 
 

@@ -132,5 +132,5 @@ FAMILIES = {"gpt2": GPT2, "llama": Llama}
 
 
 def model(family, **mistakes):
-    """`Model(config)`, with mistakes."""
+    """Return `Model(config)`, with mistakes."""
     return functools.partial(FAMILIES[family], key=jax.random.key(0), **mistakes)

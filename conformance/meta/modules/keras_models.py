@@ -11,7 +11,7 @@ from keras import layers, ops
 
 
 class Embeddings(layers.Layer):
-    """Of tokens and positions; and the head that is tied to the former."""
+    """Embeddings of tokens and positions, and the head that is tied to the tokens."""
 
     def __init__(self, vocab, length, width, **named):
         super().__init__(**named)
@@ -34,7 +34,7 @@ class Head(layers.Layer):
 
 
 class Seen(layers.Layer):
-    """A mask that is one too far."""
+    """A mask with an off-by-one error."""
 
     def call(self, ids):
         length = ops.shape(ids)[1]
@@ -135,5 +135,5 @@ FAMILIES = {"gpt2": gpt2, "llama": Llama}
 
 
 def model(family, **mistakes):
-    """`Model(config)`, with mistakes."""
+    """Return `Model(config)`, with mistakes."""
     return functools.partial(FAMILIES[family], **mistakes)

@@ -23,21 +23,21 @@ Mistakes = dict[str, Any]
 CASES: list[tuple[str, Mistakes, set[str]]] = [
     (row["family"], row["mistakes"], set(row["causes"])) for row in rows(Path(__file__).with_name("cases.toml"), "case")
 ]
-"""Family, mistakes, and the causes that are right; a model without a mistake agrees."""
+"""Family, mistakes, and the right causes; a model without a mistake agrees."""
 
 LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
-"""Where the models of a framework and family keep our parameters."""
+"""Where the models of a framework and family store the reference's parameters."""
 
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def models_of(framework: str) -> Any:
-    """The file of a framework's models: `model(family, **mistakes)`."""
+    """Return the file of a framework's models: `model(family, **mistakes)`."""
     return importlib.import_module(f"meta.modules.{framework}_models")
 
 
 def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
-    """The report on a model of one layer, whose tensors are placed by the lines of its file."""
+    """Return the report on a model of one layer, whose tensors are placed by the lines of its file."""
     given, lines = dict(mistakes), dict(LINES[framework][family])
     if given.pop("transposed", False):
         lines[QUERY] = lines[QUERY].removesuffix(".T") if lines[QUERY].endswith(".T") else f"{lines[QUERY]}.T"
@@ -46,7 +46,7 @@ def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
 
 
 def causes(report: Report) -> set[str]:
-    """The ids of all causes."""
+    """Return the ids of all causes."""
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
@@ -72,7 +72,7 @@ class ModuleTrial:
 
 
 def trials(options: argparse.Namespace) -> list[ModuleTrial]:
-    """Every case in every framework."""
+    """Return every case in every framework."""
     return [ModuleTrial(framework, *case) for framework in LINES for case in CASES]
 
 

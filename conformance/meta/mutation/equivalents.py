@@ -1,7 +1,7 @@
-"""The pool `equivalents`: lines of the columns that mutation changes and that compute the same.
+"""The pool `equivalents`: mutated lines of the columns that compute the same.
 
-`equivalents.toml` lists them with the reason. Every entry is planted and has to answer as the right column does, on
-every preset: taps, logits, loss, gradients, generated tokens and beams. Then the claims about its file are made.
+`equivalents.toml` lists them with the reason. Every entry is planted and must answer as the right column does, on every
+preset: taps, logits, loss, gradients, generated tokens and beams. Then the claims about its file are tested.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SEARCHES = ((2, 0.0), (3, 0.8))
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A line of a column as mutation makes it, and why it computes the same."""
+    """A mutated line of a column, and why it computes the same."""
 
     column: str
     file: str
@@ -54,13 +54,13 @@ class Equivalent:
 
 @functools.cache
 def equivalents() -> tuple[Equivalent, ...]:
-    """Every entry of the list, in its order."""
+    """Return every entry of the list, in its order."""
     listed = rows(Path(__file__).with_name("equivalents.toml"), "equivalent")
     return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
 
 
 def mutants_of(entry: Equivalent) -> list[Mutant]:
-    """The mutants of the column's file, as it is now, that make the line what the entry says."""
+    """Return the mutants of the column's current file that turn the line into the entry's."""
     return [mutant for mutant in _mutants_of(entry.column, entry.file) if mutant.becomes == entry.becomes]
 
 
@@ -71,7 +71,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Answers that a mutant of the entry changes; empty if there are none."""
+    """Return the answers that a mutant of the entry changes; empty if there are none."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 
@@ -96,7 +96,7 @@ def _difference(column: str, mutant: Mutant) -> str:
 
 
 def _first_other_answer(build: Backend, case: str) -> str:
-    """The name of the first answer that differs from the right column's by more than rounding in float64 explains."""
+    """Return the first answer that differs from the right column's by more than float64 rounding."""
     found, allowed = answers(build, case), budgets(case)
     for name, right in right_answers(build.name, case).items():
         if not difference(found.get(name, np.empty(0)), right) <= allowed.get(name, 0.0):
@@ -106,7 +106,7 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """Budgets in float64 of the answers that are sums; all others are exact."""
+    """Return the float64 budgets of the answers that are sums; all others are exact."""
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}
@@ -120,12 +120,12 @@ def budgets(case: str) -> dict[str, float]:
 
 @functools.cache
 def right_answers(name: str, case: str) -> dict[str, np.ndarray]:
-    """The answers of a backend as it is installed."""
+    """Return the answers of an installed backend."""
     return answers(backend(name), case)
 
 
 def answers(build: Backend, case: str) -> dict[str, np.ndarray]:
-    """Everything that a backend computes of a preset, in float64, by name."""
+    """Return everything that a backend computes of a preset, in float64, by name."""
     probe = probes(case)["mixed"]
     config, inputs = probe.config, dict[str, Any](probe.inputs)
     with harness_beside(build).pinned():
@@ -164,7 +164,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Equivalent]:
-    """Every entry."""
+    """Return every entry."""
     return [entry for entry in equivalents() if options.column in (None, entry.column)]
 
 

@@ -19,7 +19,7 @@ TWINS |= {"query": "key", "key": "value", "value": "query", "queries": "keys", "
 
 COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "clip", "equal", "array_equal"}
 COMMUTATIVE |= {"promote_types", "result_type"}
-"""Calls that mean the same with their first arguments exchanged: such a mutant is none."""
+"""Calls whose first two arguments may be swapped: such a mutant computes the same."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Mutant:
     line: int
     change: str
     becomes: str
-    """The line as it is then, in Python's own layout."""
+    """The mutated line, in Python's own layout."""
     source: str
 
 
 def mutants(file: str, text: str) -> Iterator[Mutant]:
-    """Every mutant of a file, in the order of its lines."""
+    """Yield every mutant of a file, in the order of its lines."""
     tree = ast.parse(text)
     right = ast.unparse(tree).splitlines()
     annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
@@ -54,7 +54,8 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
-    """Make `node` wrong in its `variant`-th way; False if it has none. A `device` is left: there may be but one."""
+    """Make `node` wrong in its `variant`-th way; return False without one. A `device` stays, because there may be
+    only one."""
     match node:
         case ast.BinOp(op=op) if variant == 0 and type(op) in OPERATORS:
             node.op = OPERATORS[type(op)]()
@@ -88,7 +89,7 @@ def mutate(node: ast.AST, variant: int) -> bool:
 
 
 def _drop_keyword(node: ast.Call, *, first: bool) -> bool:
-    """Drop the first or, of several, the last keyword; False if there is none, or if it is the `device`."""
+    """Drop the first keyword or, of several, the last; return False without one, or if it is the `device`."""
     place = 0 if first else len(node.keywords) - 1
     if place < (0 if first else 1) or not node.keywords or node.keywords[place].arg == "device":
         return False
@@ -104,7 +105,7 @@ def _shown(node: ast.AST) -> str:
 
 
 def _not_code(tree: ast.Module) -> set[int]:
-    """The lines that are not what runs: an import, an annotation or a default of a signature, an assertion."""
+    """Return the lines that do not run: imports, annotations or defaults of signatures, and assertions."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert):

@@ -1,8 +1,8 @@
-"""The pool `mutants`: every line of a column made wrong by rote, and the suite asked whether it notices.
+"""The pool `mutants`: every line of a column is mutated, and the suite must notice.
 
-Each mutant is killed by the first claim that fails: the claims about its file are made first, then all others, then
-those about the file in every dtype, and drawn configurations last. Each survivor is a hole in the suite,
-or a mutant that computes the same. `equivalents.toml` lists those that compute the same, which are left out.
+The first failing claim kills a mutant: first the claims about its file, then all others. Then follow the claims about
+the file in every dtype, and drawn configurations. Each survivor is a gap in the suite, or a mutant that computes the
+same. `equivalents.toml` lists the latter, which are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_conformance.suite.claims import all_claims
 
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
-    """The first claim that notices the mutant, or None; of the quick claims alone if `quick`."""
+    """Return the first claim that notices the mutant, or None; with `quick`, only quick claims are tested."""
     claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
     near = f"{topic(mutant.file)}."
     names = sorted(
@@ -51,7 +51,7 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
 def _questions(
     names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
 ) -> Iterator[tuple[str, Backend, str | None]]:
-    """The claims to make, each with its subject and dtype (None: the usual one)."""
+    """Yield the claims to test, each with its subject and dtype (None: the usual one)."""
     claims = all_claims()
     asked = [(name, it) for name in names for it in subjects if claims[name].of_reference or it.name != "numpy"]
     yield from ((name, it, None) for name, it in asked if claims[name].quick or not quick)
@@ -65,7 +65,7 @@ def _questions(
 
 @dataclass(frozen=True)
 class MutantTrial:
-    """A mutant of a column, and whether only the quick claims are made: others may notice a survivor."""
+    """A mutant of a column, and whether only the quick claims are tested: others may notice a survivor."""
 
     column: str
     mutant: Mutant
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[MutantTrial]:
-    """The mutants of a column, but those that compute the same."""
+    """Return the mutants of a column, except those that compute the same."""
     same = {(entry.file, entry.becomes) for entry in equivalents() if entry.column == options.column}
     paths = {file: file_path(options.column, file) for file in options.file or files(options.column)}
     drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]

@@ -10,7 +10,7 @@ from meta.planting.planted import file_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 EVERY = 32
-"""Of the entries of `equivalents.toml`, every so many is tried here; `nox -s equivalents` tries all."""
+"""Every n-th entry of `equivalents.toml` is tried here; `nox -s equivalents` tries all."""
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -28,7 +28,7 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 
 
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
-    """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is not, can tell."""
+    """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is inexact, shows it."""
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")

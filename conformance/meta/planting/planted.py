@@ -1,4 +1,4 @@
-"""Plant a fault: one file of a column with its text changed, in a backend beside the right one."""
+"""Plant a fault: a backend with the text of one file changed, next to the right one."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ DRAWN = "drawn.configurations"
 
 
 def column_path(column: str) -> Path:
-    """The folder of a column."""
+    """Return the folder of a column."""
     spec = importlib.util.find_spec(column)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def file_path(column: str, file: str) -> Path:
-    """The path of a column's file: `attention`, or `state.cache` in a folder of its own."""
+    """Return the path of a column's file: `attention`, or `state.cache` in a folder."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 
 def files(column: str) -> tuple[str, ...]:
-    """The names of a column's files, `__init__` left out."""
+    """Return the names of a column's files, without `__init__`."""
     top = column_path(column)
     paths = (path.relative_to(top).with_suffix("") for path in top.rglob("*.py") if path.stem != "__init__")
     return tuple(sorted(".".join(path.parts) for path in paths))
@@ -62,7 +62,8 @@ def _belongs(column: str, module: str) -> bool:
 
 @contextmanager
 def planted(column: str, file: str, source: str) -> Iterator[Backend]:
-    """The backend of `column` with the text of one `file` replaced by `source`; the right one is back afterwards."""
+    """Yield the backend of `column` with the text of one `file` replaced by `source`; restore the right one
+    afterwards."""
     right = {name: module for name, module in sys.modules.items() if _belongs(column, name)}
     for name in right:
         del sys.modules[name]
@@ -84,7 +85,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
 
 
 def harness_beside(build: Backend) -> Harness:
-    """The harness of the column that `build` belongs to; of a planted one, within `planted`."""
+    """Return the harness of the column that `build` belongs to; for a planted one, within `planted`."""
     column = type(build).__module__.rpartition(".")[0]
     parts: Harness = importlib.import_module(f"{column}.harness")
     return parts
@@ -92,8 +93,10 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """While it is entered, `build` is the reference of the whole suite: the backend that every oracle asks, and
-    whatever the suite took from the column's modules by itself."""
+    """Make `build` the reference of the whole suite within the context.
+
+    It is the backend of every oracle, and replaces what the suite took from the column's modules.
+    """
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)
@@ -117,7 +120,7 @@ def _suite() -> list[types.ModuleType]:
 
 
 def _forget() -> None:
-    """Clear what the suite caches of oracles."""
+    """Clear the suite's caches of oracles."""
     for module in _suite():
         for kept in vars(module).values():
             if callable(forget := getattr(kept, "cache_clear", None)):
@@ -127,7 +130,7 @@ def _forget() -> None:
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
     """Return whether the claim `name` fails for `build`, by its evidence or by an error; by default in float32.
 
-    Models are not compiled: a planted file would be compiled anew, which takes a minute.
+    Models are not compiled: compiling a planted file takes a minute.
     """
     if name == DRAWN:
         return drawn_catches(build)
@@ -147,7 +150,7 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
 
 @contextmanager
 def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
-    """While it is entered, the ranks of a planted column have its fault, too."""
+    """Give the ranks of a planted column its fault too, within the context."""
     ranks = launched(cast(ShardedHarness, parts))
     ranks.do(_enter, *PLANTED[id(build)])
     try:
@@ -184,22 +187,22 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, where it has another name; `forward` where no topic has the file's name."""
+"""The topic of the claims about a file, if it has another name; `forward` if no topic has the file's name."""
 
 
 def topic(file: str) -> str:
-    """The topic of the claims about a file, which are made first."""
+    """Return the topic of the claims about a file, which are tested first."""
     topics, name = {name.partition(".")[0] for name in all_claims()}, file.rpartition(".")[2]
     return ABOUT.get(name, name if name in topics else "forward")
 
 
 WORDS = ("pytorch", "flax")
-"""Columns for which a row may have words of its own."""
+"""Columns for which a row may have its own words."""
 
 
 @dataclass(frozen=True)
 class Plant:
-    """One text of one column, made wrong."""
+    """A text of a column, made wrong."""
 
     mistake: str
     column: str
@@ -212,7 +215,7 @@ class Plant:
         return f"{self.column}-{self.mistake}"
 
     def source(self) -> str:
-        """Return the file with the fault; raises `PoolError` unless its text is there once."""
+        """Return the file with the fault; raise `PoolError` unless its text occurs once."""
         return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
 
 

@@ -17,7 +17,7 @@ from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.plugin import Ledger
 
 COMPILED = "transparity_flax"
-"""XLA compiles each shape of a plant in this column; all claims have the same fault in PyTorch, too."""
+"""XLA compiles each shape of a plant in this column; all claims have the same fault in PyTorch too."""
 
 
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column != COMPILED], ids=str)
@@ -72,7 +72,7 @@ def test_ranks_planted_without_a_mistake_are_right(column: str) -> None:
 
 
 def test_a_drawn_disagreement_reaches_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evidence reaches the agreement matrix, also where the test that found it fails."""
+    """Evidence reaches the agreement matrix, even if the test that found it fails."""
     plant = next(plant for plant in PLANTS if str(plant) == "transparity_pytorch-head-unscaled")
     ledger, inputs = Ledger(), probes_of(CASES["t5"], "t5")["mixed"].inputs
     monkeypatch.setattr(test_drawn, "models", lambda: strategies.just((CASES["t5"], 0, inputs)))

@@ -1,4 +1,4 @@
-"""A planted bug: a change of one file, and what is a right answer to it; a row of a TOML file."""
+"""A planted bug: a change of one file, and its right answers; a row of a TOML file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from typing import Any, Literal
 
 
 class PoolError(ValueError):
-    """A table that describes no bug, or an edit whose text is not there."""
+    """A table that describes no bug, or an edit whose text is missing."""
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. What is outside all tables of rows are defaults for every row; `config` is merged."""
+    """Return the rows of a table.
+
+    Fields outside all tables of rows are defaults for every row; `config` is merged.
+    """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)
@@ -31,7 +34,7 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
-    """Return `text` with `old`, or its `nth` place, replaced; raises `PoolError` unless that is one place."""
+    """Return `text` with `old`, or its `nth` occurrence, replaced; raise `PoolError` unless there is exactly one."""
     count = text.count(old)
     if count != 1 and nth is None:
         raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
@@ -49,7 +52,7 @@ View = Literal["taps", "logits", "operations"]
 META = Path(__file__).parents[1]
 
 ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")))
-"""Folders that a bug's file is looked up in, one after the other."""
+"""Folders in which a bug's file is searched, in order."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,12 @@ class Bug:
 
     @property
     def is_in_loader(self) -> bool:
-        """Whether the mistake is in the loader of a subject, so that no line of a forward pass has it."""
+        """Return whether the mistake is in the loader of a subject, so that no line of a forward pass has it."""
         return self.file.startswith("subjects/")
 
     @property
     def path(self) -> Path:
-        """The file, where it is installed."""
+        """Return the path of the installed file."""
         return next((root / self.file for root in ROOTS if (root / self.file).is_file()), ROOTS[-1] / self.file)
 
     def runs_in(self, config: Any) -> bool:
@@ -129,11 +132,11 @@ class Bug:
         return any(re.search(site, tap) for site in self.sites)
 
     def text(self) -> str:
-        """The file with the bug in it; raises `PoolError` unless each place is there."""
+        """Return the file with the bug in it; raise `PoolError` unless each place exists."""
         return text_of(self.path, [self])
 
     def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
-        """The numbers of the lines that are right to point at, in the file with this bug and others in it."""
+        """Return the acceptable line numbers of an answer, in the file with this bug and others in it."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
         matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
@@ -144,7 +147,7 @@ class Bug:
         return found
 
     def digest(self) -> str:
-        """Changes with all that its result depends on, but the checker and what is installed."""
+        """Return a digest of everything that its result depends on, except the checker and the installed packages."""
         own = [path.read_bytes() for path in sorted((META / "exam/subjects").glob(f"{self.subject}*.py"))]
         asked = [self.file, self.hunks, self.config, self.family, self.port, self.dtype]
         return hashlib.sha256(json.dumps(asked, default=dict).encode() + b"".join(own)).hexdigest()[:16]
@@ -163,7 +166,7 @@ class _Fields(dict[str, Any]):
 
 
 def text_of(path: Path, bugs: Sequence[Bug]) -> str:
-    """The text of a file with several bugs in it."""
+    """Return the text of a file with several bugs in it."""
     text = path.read_text(encoding="utf-8")
     for bug in bugs:
         for hunk in bug.hunks:
@@ -172,7 +175,7 @@ def text_of(path: Path, bugs: Sequence[Bug]) -> str:
 
 
 def lines_with(text: str, part: str) -> list[int]:
-    """The numbers of the lines, from 1, over which `part` reaches, of all its places."""
+    """Return the numbers of the lines, from 1, that `part` covers, for all its places."""
     found: list[int] = []
     for match in re.finditer(re.escape(part), text):
         first = text.count("\n", 0, match.start()) + 1
@@ -204,7 +207,7 @@ def _bug(group: str, given: dict[str, Any]) -> Bug:
 
 
 def read_folder(folder: Path) -> list[Bug]:
-    """The bugs of all TOML files of a folder; raises `PoolError` if two have the same id."""
+    """Return the bugs of all TOML files of a folder; raise `PoolError` if two have the same id."""
     bugs = [bug for path in sorted(folder.glob("*.toml")) for bug in read(path)]
     if twice := {bug.id for bug in bugs if sum(bug.id == other.id for other in bugs) > 1}:
         raise PoolError(f"Two bugs have the id {min(twice)!r}.")

@@ -1,4 +1,4 @@
-"""Whether the checker's answer to planted bugs is right: detected, placed, named, the right line; their rows decide."""
+"""Judge the checker's answer to planted bugs: detected, placed, named, and the right line, as their rows decide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Way = Literal["", "verdict", "error", "audit"]
 
 
 def answer_of(report: Report, folder: Path) -> dict[str, Any]:
-    """The parts of a report that are judged, as JSON values; `folder` has the files of the port, which are relative."""
+    """Return the judged parts of a report, as JSON values; the port's files are relative to `folder`."""
     audit = report.audit
     found: list[tuple[str, str]] = []
     if audit is not None:
@@ -59,7 +59,7 @@ def _number(value: float) -> float | str:
 
 
 def relative(file: str, folder: Path) -> str:
-    """A file of the port without where it is on this machine."""
+    """Return a file of the port relative to its folder."""
     inside = file.removeprefix(f"{folder}/")
     return inside.rpartition("/site-packages/")[2] if inside == file else inside
 
@@ -124,7 +124,7 @@ def _way(bug: Bug, answer: Answer, twin: Answer | None) -> Way:
 
 
 def names(fault: Fault) -> set[str]:
-    """The first cause of a fault, and those that it cannot be told from."""
+    """Return the first cause of a fault, and its indistinguishable alternatives."""
     return {*(cause["mistake"] for cause in fault["causes"][:1]), *fault["indistinguishable"]}
 
 
@@ -141,8 +141,11 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 
 
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
-    """What an answer tells of planted bugs that is not so: causes, places of right causes, and that nothing else
-    differs where a bug has no cause."""
+    """Return the false statements of an answer about planted bugs.
+
+    These are wrong causes, wrong places of right causes, and the claim that nothing else differs where a bug has no
+    cause.
+    """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
     unnamed = {*bugs}
@@ -155,13 +158,13 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
 
 
 def place_of(fault: Fault) -> str:
-    """The tap of a fault; of a cause that was found in the logits, the tap at which it was put into the reference."""
+    """Return the tap of a fault; for a cause found in the logits, the tap at which the reference had it."""
     at = fault["causes"][0]["at"] if fault["causes"] else ""
     return str(at or fault["where"])
 
 
 def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
-    """Return whether a fault has the right line of a bug, in a file that has other bugs, too."""
+    """Return whether a fault has the right line of a bug, in a file that has other bugs too."""
     source = fault["source"] if fault is not None else None
     if source is None:
         return False
@@ -171,7 +174,7 @@ def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
 
 
 def says(answer: Answer) -> str:
-    """The verdict, the first place, its line and its cause."""
+    """Return the verdict, the first place, its line and its cause."""
     if answer["error"]:
         return f"error: {answer['error']}"
     if not answer["faults"]:
@@ -204,7 +207,7 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first divergence is named after the bug, or as what nothing can tell from it."""
+    """Return whether the first divergence is named after the bug, or after an indistinguishable one."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 
@@ -236,7 +239,7 @@ def _remains(fault: Fault) -> bool:
 
 
 def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and every cause is one of its bugs, or cannot be told from one."""
+    """Return whether the port diverges, and every cause is one of its bugs, or indistinguishable from one."""
     made = {name for bug in bugs for name in bug.causes}
     named = ({cause["mistake"], *fault["indistinguishable"]} for fault in answer["faults"] for cause in fault["causes"])
     return is_detected(bugs, answer) and all(causes & made for causes in named)
@@ -254,12 +257,12 @@ def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether nothing is told that is not so; that a wrong port agrees is not so either."""
+    """Return whether an answer states nothing false; agreement of a wrong port is false too."""
     return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
-    """The bugs that a fault names by any of its causes; of several with the same name, those whose line it shows."""
+    """Return the bugs that any cause of a fault names; of several with the same name, those whose line it shows."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]
@@ -271,7 +274,7 @@ Right = Callable[[Bugs, Answer], bool]
 
 @dataclass(frozen=True)
 class KindMeasure:
-    """A share of the trials of one kind in one view, or (empty) in any, that the checker has to reach."""
+    """The share of the trials of one kind in one view (empty: any) that the checker must reach."""
 
     title: str
     kind: str
@@ -322,4 +325,4 @@ DRAFTED = (
     Measure("named after fixes", _drafted(lambda trial, draft: (len(draft["mended"]), len(trial.bugs))), 0.95),
     Measure("right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The measures of drafts: shares of their bugs, and of the lines of those that are named in one run."""
+"""The measures of drafts: shares of their bugs, and of the right lines among the bugs named in one run."""

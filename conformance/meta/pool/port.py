@@ -26,13 +26,13 @@ from transparity_conformance.report.comparison import difference
 VIEWS: tuple[View, ...] = get_args(View)
 
 FILES = tuple(META / "independent" / name for name in ("positions.py", "model.py", "port.py"))
-"""The text of the port; each file imports those before it."""
+"""The text of the port; each file imports the ones before it."""
 
 Build = Callable[..., Callable[..., Any]]
 
 
 def _further() -> dict[str, TransformerConfig]:
-    """Configurations for what no preset has: batch statistics, a mask whose order matters, an encoder alone."""
+    """Return configurations for what no preset has: batch statistics, a mask whose order matters, a single encoder."""
     changes: dict[str, tuple[str, dict[str, Any]]] = {
         "batch-norm": ("notes-attention", {"norm": "batch"}),
         "weak-mask": ("translation", {"mask_value": -3.0, "target_mask": "causal-and-padding"}),
@@ -45,23 +45,23 @@ def _further() -> dict[str, TransformerConfig]:
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration with other fields."""
+    """Return the configuration with other fields."""
     return TransformerConfig(**{**{name: getattr(config, name) for name in config.__dataclass_fields__}, **fields})
 
 
 CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in PRESETS} | _further() | dict(MODELS)
-"""The configurations in which bugs of the independent port are looked for."""
+"""The configurations in which bugs of the independent port are tested."""
 
 
 @functools.cache
 def pool() -> dict[str, Bug]:
-    """The bugs of the independent port and its right variants, by id."""
+    """Return the bugs of the independent port and its right variants, by id."""
     return {bug.id: bug for bug in read_folder(META / "independent/bugs")}
 
 
 @functools.cache
 def _folder() -> Path:
-    """A folder that modules are imported from; removed at the end."""
+    """Return a folder that modules are imported from; it is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.path.insert(0, str(folder))
@@ -111,13 +111,13 @@ class Offering:
 
 @functools.cache
 def probes_called(case: str) -> dict[str, Probe]:
-    """The probes that a check of the case uses."""
+    """Return the probes that a check of the case uses."""
     return dict(probes_of(CASES[case], case))
 
 
 @functools.lru_cache(maxsize=512)
 def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
-    """The logits on all probes of a case; none if the port raises, which is no answer to judge."""
+    """Return the logits on all probes of a case; empty if the port raises."""
     build = port_with(*bugs)
     try:
         return {

@@ -1,4 +1,4 @@
-"""Every row of the pool applies and acts, and answers are judged rightly; `python -m meta.measure` has the trials."""
+"""Every row of the pool applies and acts, and answers are judged rightly; `python -m meta.measure` runs the trials."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Some rows, each with one of the configurations that run its line."""
+    """Return some rows, each with one of the configurations that run its line."""
     draw = random.Random(0)
     return [
         (draw.choice([case for case in CASES if bug.runs_in(CASES[case])]), bug) for bug in draw.sample(rows, count)
@@ -81,14 +81,14 @@ def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
     ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
 )
 def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
-    """In this configuration or in another that runs its line: else it is no bug."""
+    """The bug acts in this configuration or in another that runs its line; otherwise it is no bug."""
     others = [name for name in CASES if bug.runs_in(CASES[name])]
     assert any(differ(name, (), (bug,)) for name in [case, *others])
 
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """By the oracle's budget, not by the checker: else an alarm might not be a false one."""
+    """The control is right by the oracle's budget, not by the checker; otherwise an alarm might be a true one."""
     assert is_right(case, (bug,))
 
 
@@ -117,7 +117,7 @@ SCALE, BIAS = pool()["attention-scale-none"], pool()["bias-dropped-up-of-one-lay
 
 
 def answer(*places: tuple[str, str], tied: tuple[str, ...] = (), residual: float = 0.0) -> dict[str, Any]:
-    """An answer with divergences, each a place and the cause named first (or none), and what is tied with it."""
+    """Return an answer with divergences, each a place and its first cause (or none), and the indistinguishable ones."""
     faults = []
     for where, name in places:
         causes = [{"mistake": name, "says": name, "at": "", "residual": residual}] if name else []

@@ -1,4 +1,4 @@
-"""Trials: ports with bugs, with several bugs, right ports, and what the checker sees of them."""
+"""Trials: ports with one or several bugs, right ports, and what the checker sees of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES as FAMILIES
 
 CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next", "qwen")
-"""Configurations in which the faults of capabilities are made."""
+"""Configurations in which the faults of capabilities are tested."""
 
 SEVERAL = {"pair": (2, 200), "triple": (3, 50)}
-"""Bugs of a port, and number of ports."""
+"""Bugs per port, and number of ports."""
 
 DRAFTS, FEWEST, MOST = 60, 3, 6
 """Ports with this many bugs at once, of which the logits and operations are seen."""
@@ -40,7 +40,7 @@ KINDS = ("fault", *SEVERAL, "draft", "uncatalogued", "odd", "capability", "contr
 
 
 def kind_of(bug: Bug) -> str:
-    """The kind of the trials that have this bug only."""
+    """Return the kind of the trials that have only this bug."""
     if bug.control or bug.shows:
         return "control" if bug.control else "capability"
     return "fault" if bug.causes else bug.group
@@ -48,7 +48,7 @@ def kind_of(bug: Bug) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """One port to be checked, and how."""
+    """One port to check, and how."""
 
     kind: str
     case: str
@@ -70,7 +70,7 @@ class Trial:
         return self.kind in ("control", "capability") or all_act(self.case, self.bugs)
 
     def run(self) -> dict[str, Any]:
-        """Check the port; an exception is a wrong answer, and a bug that changes nothing is none."""
+        """Check the port; an exception is a wrong answer, and a bug that changes nothing does not count."""
         answer: dict[str, Any] = {"verdict": "inert", "error": "", "faults": [], "audit": {}, "notes": []}
         try:
             with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ class Trial:
         return answer
 
     def checked(self, bugs: tuple[Bug, ...]) -> dict[str, Any]:
-        """The answer to the port with these bugs."""
+        """Return the answer to the port with these bugs."""
         offers = self.bugs[0].shows.partition(".")[0] if self.kind == "capability" else ""
         build = port_with(*bugs, taps=self.view != "operations", offers=offers)
         which: dict[str, Any] = {"preset": self.case} if self.case in PRESETS and not self.length else {}
@@ -92,7 +92,8 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """The bugs named in one run, the bugs named as earlier ones are fixed, and whether their lines are right."""
+        """Return the bugs named in one run, the bugs named as earlier ones are fixed, and whether their lines are
+        right."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -105,7 +106,7 @@ class Trial:
         return {"named": [bug.id for bug in named], "mended": mended, "lines": lines, "false": false}
 
     def mended(self, answer: Answer) -> list[str]:
-        """The bugs that are named in runs which mend the first that is named."""
+        """Return the bugs that are named in runs that each fix the first named one."""
         rest = self.bugs
         while named := [bug for fault in answer["faults"] for bug in bugs_named(rest, fault)]:
             rest = tuple(bug for bug in rest if bug != named[0])
@@ -134,7 +135,7 @@ def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
 
 
 def single_trials(kind: str) -> list[Trial]:
-    """Every bug of a kind in every configuration that runs its line, seen in every way."""
+    """Return every bug of a kind in every configuration that runs its line, seen in every way."""
     cases = CAPABLE if kind == "capability" else tuple(CASES)
     views: tuple[View, ...] = ("operations",) if kind == "capability" else VIEWS
     rows = [bug for bug in pool().values() if kind_of(bug) == kind]
@@ -147,7 +148,7 @@ def single_trials(kind: str) -> list[Trial]:
 
 
 def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
-    """Ports with several bugs, drawn at random without end."""
+    """Yield ports with several bugs, drawn at random without end."""
     rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not _is_everywhere(bug)]
     while True:
         case = draw.choice(list(CASES))
@@ -163,7 +164,7 @@ def _is_everywhere(bug: Bug) -> bool:
 
 
 def several_trials(kind: str, seed: int) -> list[Trial]:
-    """So many ports with several bugs, of each of which every one acts."""
+    """Return ports with several bugs, each of which has an effect."""
     number = DRAFTS if kind == "draft" else SEVERAL[kind][1]
     views: tuple[View, ...] = ("operations",) if kind == "draft" else VIEWS
     drawn = itertools.islice(_drawn(random.Random(seed), kind), number)
@@ -171,7 +172,7 @@ def several_trials(kind: str, seed: int) -> list[Trial]:
 
 
 def combined_controls(seed: int) -> Iterator[Trial]:
-    """Right ports with two to four styles at once, at other lengths and in two precisions."""
+    """Yield right ports with two to four styles at once, at other lengths and in two precisions."""
     draw, rows = random.Random(seed), [bug for bug in pool().values() if bug.control]
     cases = [*PRESETS, *FAMILIES]
     while True:
@@ -194,7 +195,7 @@ def _compiles(bugs: tuple[Bug, ...]) -> bool:
 
 
 def trials_of(kind: str, seed: int = 0) -> list[Trial]:
-    """All trials of a kind."""
+    """Return all trials of a kind."""
     if kind in (*SEVERAL, "draft"):
         return several_trials(kind, seed)
     combined = itertools.islice(combined_controls(seed), COMBINED if kind == "control" else 0)
@@ -202,7 +203,7 @@ def trials_of(kind: str, seed: int = 0) -> list[Trial]:
 
 
 def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:
-    """At most `size` of each kind and view, every cause and every configuration as often as the next."""
+    """Return at most `size` trials of each kind and view, balanced over causes and configurations."""
     shuffled = random.Random(seed).sample(trials, len(trials))
     seen: dict[object, int] = {}
     ranked = []
@@ -225,13 +226,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """The trials of the kinds, views and configurations that the options ask for."""
+    """Return the trials of the chosen kinds, views and configurations."""
     every = [trial for kind in options.kind or KINDS for trial in trials_of(kind, options.seed)]
     return [each for each in every if each.view in (options.view or VIEWS) and each.case in (options.case or CASES)]
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Those with a word in their description, or a sample of these."""
+    """Return the trials with a word in their description, or a sample of these."""
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
 
@@ -240,12 +241,12 @@ Answered = Sequence[tuple[Trial, Answer]]
 
 
 def shares(found: Answered) -> list[Share]:
-    """The shares of right answers, of measures that have something to count."""
+    """Return the shares of right answers, for measures that have something to count."""
     return counted((*MEASURES, *DRAFTED), found)
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
-    """The titles of the measures that find an answer wrong."""
+    """Return the titles of the measures that find an answer wrong."""
     return [measure.title for measure in MEASURES if measure.judge(trial, answer) is False]
 
 

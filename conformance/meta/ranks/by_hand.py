@@ -1,7 +1,8 @@
-"""The independent port sharded by hand, as a person does it for `torchrun`: heads and hidden features over the ranks,
-or layers in stages, or rows of the batch; right, or with one mistake in the line where people make it.
+"""The independent port sharded by hand, as a person does it for `torchrun`.
 
-`by_hand.py:tensor`, `:padded`, … are right; `by_hand.py:tensor__bias` makes the mistake `bias` of mistakes.toml.
+The ranks share heads and hidden features, layers in stages, or rows of the batch. A port is right, or has one mistake
+in the line where people make it. `by_hand.py:tensor`, `:padded`, … are right; `by_hand.py:tensor__bias` makes the
+mistake `bias` of mistakes.toml.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TAPS = ("self_attention.output", "feed_forward.output")
 
 
 class Sharded(Port):
-    """What all plans share; the full parameters are kept beside the rank's own."""
+    """The common part of all plans; the full parameters are kept in addition to the rank's own."""
 
     plan = ""
     offers: tuple[str, ...] = ("loss", "loss_and_gradients")
@@ -56,12 +57,12 @@ class Sharded(Port):
         return {**shown, "logits": logits} if self.plan.endswith("taps") else logits
 
     def ignored(self) -> int:
-        """The target that does not count."""
+        """Return the target that does not count."""
         return -100 if self.c.pad_id is None else self.c.pad_id
 
 
 class TensorParallel(Sharded):
-    """Heads and hidden features over the ranks; with `padded` and `columns`, the vocabulary, too."""
+    """Heads and hidden features over the ranks; with `padded` and `columns`, the vocabulary too."""
 
     offers: tuple[str, ...] = ("loss", "loss_and_gradients", "train")
 
@@ -93,7 +94,7 @@ class TensorParallel(Sharded):
         return self.dense(name, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """The bias of the rank's heads."""
+        """Return the bias of the rank's heads."""
         bias, heads = super().bias(name, where, keys), self.own_heads()
         if bias is None:
             return None
@@ -106,7 +107,7 @@ class TensorParallel(Sharded):
         return super().weigh(at, query, key, value, keep, bias)
 
     def dense(self, name: str, x: Tensor) -> Tensor:
-        """A map whose outputs are sharded, or whose inputs are."""
+        """Apply a map whose outputs or inputs are sharded."""
         if name.endswith(COLUMNS):
             return super().dense(name, copied(x))
         bias = self.p.get(f"{name}.bias")
@@ -128,21 +129,22 @@ class TensorParallel(Sharded):
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """The loss by the logits over the whole vocabulary, without its padding."""
+        """Return the loss by the logits over the whole vocabulary, without its padding."""
         logits = self.logits(**inputs)
         is_sharded = self.plan.startswith("columns")
         logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and the gradients of the rank's own parameters; those of norms of shares are summed."""
+        """Return the loss and the gradients of the rank's own parameters; gradients of norms of shares are summed."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}
         return loss, found
 
     def clipped(self, gradients: dict[str, Tensor], training: Any) -> dict[str, Tensor]:
-        """Clip by the norm of all: the squares of shards are added up over the ranks, those of replicas are not."""
+        """Clip by the norm of all gradients: squares of shards are summed over the ranks, squares of replicas are
+        not."""
         if training.max_norm is None:
             return gradients
         own, everywhere = torch.zeros(()), torch.zeros(())
@@ -155,7 +157,7 @@ class TensorParallel(Sharded):
 
 
 class Dropping(TensorParallel):
-    """The same with a pass as in training: replicas have one seed on all ranks, shards one of each rank."""
+    """The same plan with dropout: replicas have one seed on all ranks, shards one per rank."""
 
     offers: tuple[str, ...] = (*TensorParallel.offers, "with_dropout")
     share = 0.0
@@ -204,7 +206,7 @@ class Stages(Sharded):
 
 
 class Rows(Sharded):
-    """Rows of the batch over the ranks; one that is left without any takes the first."""
+    """Rows of the batch over the ranks; a rank without any takes the first."""
 
     def own_rows(self, rows: Tensor) -> Tensor:
         padded = torch.cat([rows, rows[:1].expand(-len(rows) % RANKS, -1)])
@@ -224,7 +226,7 @@ class Rows(Sharded):
         return reduced(total) / summed(count)
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and its gradients summed over the ranks."""
+        """Return the loss, and its gradients summed over the ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         return loss, {name: as_numpy(summed(torch.as_tensor(gradient))) for name, gradient in found.items()}
 
@@ -239,7 +241,7 @@ PLANS: dict[str, type[Sharded]] = {
 
 
 class Offered:
-    """A model with what it offers besides its forward pass."""
+    """A model with what it offers in addition to its forward pass."""
 
     def __init__(self, model: Sharded, offers: tuple[str, ...]) -> None:
         self.model, self.placements = model, model.placements
@@ -269,7 +271,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _edited(fault: str) -> Path:
-    """A copy of this file with a mistake of mistakes.toml in it."""
+    """Return a copy of this file with a mistake of mistakes.toml in it."""
     (row,) = (row for row in bug.rows(Path(__file__).with_name("mistakes.toml"), "mistake") if row["id"] == fault)
     path = Path(tempfile.mkdtemp(prefix="ranks-"), Path(__file__).name)
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Right placements, and mistakes of sharding, each with the cause that the checker has to name."""
+"""Right placements, and mistakes of sharding, each with the cause that the checker must name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def join_group() -> tuple[int, int]:
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks, without a gradient."""
+    """Return the sum over the ranks, without a gradient."""
     total = x.detach().clone()
     if dist.is_initialized():
         dist.all_reduce(total)
@@ -29,7 +29,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The values of all ranks along an axis, without a gradient."""
+    """Return the values of all ranks along an axis, without a gradient."""
     if not dist.is_initialized():
         return x.detach()
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
@@ -38,13 +38,13 @@ def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def own(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shard of this rank along an axis."""
+    """Return the shard of this rank along an axis."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     return x.chunk(ranks, dim)[rank]
 
 
 class Collective(torch.autograd.Function):
-    """One function of all ranks' values on the way forward, and one of their gradients on the way back."""
+    """A function of all ranks' values in the forward pass, and of their gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
@@ -61,20 +61,20 @@ def _exchanged(x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same values, of which every rank uses a part: gradients add up."""
+    """Return the same values, of which every rank uses a part: gradients add up."""
     return _exchanged(x, lambda x: x.view_as(x), summed)
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the partial sums of all ranks, each of which has the whole gradient."""
+    """Return the sum of the partial sums of all ranks, each of which has the whole gradient."""
     return _exchanged(x, summed, lambda gradient: gradient)
 
 
 def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shards of all ranks, each of which takes the gradient of its own."""
+    """Return the shards of all ranks, each of which takes its own gradient."""
     return _exchanged(x, lambda x: gathered(x, dim), lambda gradient: own(gradient, dim))
 
 
 def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shard of a rank: gradients of all ranks are put together."""
+    """Return the shard of a rank: gradients of all ranks are concatenated."""
     return _exchanged(x, lambda x: own(x, dim).clone(), lambda gradient: gathered(gradient, dim))

@@ -1,7 +1,6 @@
 """A decoder that PyTorch shards: an `nn.Module` and a plan of `parallelize_module`; its logits are a DTensor.
 
-`build` is right; `build_fused` shards the one matrix of queries, keys and values as if its rows were those of one map,
-which is the mistake.
+`build` is right. `build_fused` makes a mistake: it shards the fused matrix of queries, keys and values as a single map.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ NAMES = {
 
 
 def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool) -> dict[str, torch.Tensor]:
-    """The weights by the names of the modules."""
+    """Return the weights by the names of the modules."""
     ends = {"token": "decoder.token_embedding", "position": "decoder.position_embedding", "norm": "decoder.final_norm"}
     ours = ends | {"head": "head"}
     for i in range(config.num_decoder_layers):
@@ -94,7 +93,7 @@ def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def sharded(model: Model) -> Any:
-    """The model with its plan: a table of names and placements."""
+    """Return the model with its plan: a table of names and placements."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -110,7 +109,7 @@ def sharded(model: Model) -> Any:
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool = False) -> Any:
-    """The port, on one rank without a plan."""
+    """Build the port, on one rank without a plan."""
     model = Model(config, fused=fused)
     model.load_state_dict(state(config, parameters, fused=fused))
     model = model if RANKS == 1 else sharded(model)
@@ -123,5 +122,5 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def build_fused(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """The mistake: one matrix of three maps is sharded by columns."""
+    """Build the mistake: one matrix of three maps is sharded by columns."""
     return build(config, parameters, fused=True)

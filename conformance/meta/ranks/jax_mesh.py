@@ -28,7 +28,7 @@ COLUMNS, ROWS = ("query", "key", "value", "up", "head"), ("output", "down")
 
 
 def placement(name: str) -> PartitionSpec:
-    """The placement of a parameter, by its name."""
+    """Return the placement of a parameter, by its name."""
     role, kind = name.split(".")[-2:]
     if role in COLUMNS:
         return PartitionSpec("model")
@@ -36,7 +36,7 @@ def placement(name: str) -> PartitionSpec:
 
 
 def placed(value: Any, spec: PartitionSpec) -> jax.Array:
-    """An array of which every process has the whole, as one over the mesh."""
+    """Return an array that every process has as a whole, as one over the mesh."""
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, NamedSharding(MESH, spec), lambda index: array[index])
 
@@ -47,14 +47,14 @@ def norm(p: Mapping[str, Any], at: str, x: jax.Array, eps: float) -> jax.Array:
 
 
 def row(p: Mapping[str, Any], at: str, x: jax.Array, *, early: bool) -> jax.Array:
-    """A map whose inputs are sharded; with the mistake its bias is added early."""
+    """Apply a map whose inputs are sharded; with the mistake, its bias is added early."""
     if early:
         return jax.lax.psum(x @ p[f"{at}.weight"].T + p[f"{at}.bias"], "model")
     return jax.lax.psum(x @ p[f"{at}.weight"].T, "model") + p[f"{at}.bias"]
 
 
 def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, early: bool) -> jax.Array:
-    """The forward pass of one rank, on its shards."""
+    """Return the forward pass of one rank, on its shards."""
     length = tokens.shape[1]
     x = p["decoder.token_embedding.weight"][tokens] + p["decoder.position_embedding.weight"][:length]
     for i in range(c.num_decoder_layers):
@@ -73,7 +73,7 @@ def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, earl
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, early: bool = False) -> Any:
-    """The port; its logits are one array over the mesh."""
+    """Build the port; its logits are one array over the mesh."""
     specs = {name: placement(name) for name in parameters}
     given = {name: placed(value, specs[name]) for name, value in parameters.items()}
     one = partial(local, config, early=early)
@@ -87,5 +87,5 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, ea
 
 
 def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """The mistake: biases are added on every rank."""
+    """Build the mistake: biases are added on every rank."""
     return build(config, parameters, early=True)

@@ -23,13 +23,13 @@ TIMEOUT = 120.0
 
 @contextlib.contextmanager
 def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
-    """The processes of so many ranks, for one port after the other."""
+    """Yield the processes of `ranks` ranks, for one port after another."""
     with contextlib.closing(isolated_build(spec, TIMEOUT, ranks=ranks)) as build:
         yield build
 
 
 def checked(build: IsolatedBuild, case: Case) -> Report:
-    """The report on a case, in processes that are there."""
+    """Return the report on a case, in existing processes."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
@@ -37,13 +37,13 @@ def checked(build: IsolatedBuild, case: Case) -> Report:
 
 
 def causes(report: Report) -> list[str]:
-    """The ids of all causes that a report names."""
+    """Return the ids of all causes that a report names."""
     return [cause.mistake for fault in report.faults for cause in fault.causes]
 
 
 @functools.cache
 def _processes(ranks: int) -> IsolatedBuild:
-    """The processes of so many ranks, which all cases share."""
+    """Return the processes of `ranks` ranks, which all cases share."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(started(RIGHT[0].spec, ranks))
@@ -64,7 +64,7 @@ class RanksTrial:
 
 
 def trials(options: argparse.Namespace) -> list[RanksTrial]:
-    """All cases, those of one number of ranks one after the other."""
+    """Return all cases, grouped by the number of ranks."""
     return [*map(RanksTrial, sorted([*RIGHT, *WRONG], key=lambda case: case.ranks))]
 
 

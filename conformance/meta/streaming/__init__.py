@@ -1,1 +1,1 @@
-"""How long the oracle of a large checkpoint takes and how much memory: measured, fitted, and foretold."""
+"""Time and memory of the oracle of a large checkpoint: measured, fitted, and predicted."""

@@ -1,8 +1,8 @@
 """Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted …] [--layer N]`.
 
 FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. Every layer, the embedding and
-the head are checked through transformers' own loader; with `--planted`, mistakes in layer N alone. The results
-go into docs/by-layer.json and docs/scale.md.
+the head are checked through transformers' own loader. With `--planted`, only layer N has mistakes. The results are
+written into docs/by-layer.json and docs/scale.md.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FILE = DOCS / "by-layer.json"
 
 
 def checker(mistake: str) -> PortCheck:
-    """The check of a loader of `planted`, in a process of its own."""
+    """Return the check of a loader of `planted`, in a separate process."""
     options: dict[str, Any] = {"dtype": "float32", "logits_only": False, "budget": BUDGET, "audit": False}
     return PortCheck(f"{planted.__file__}:{mistake}", 600.0, options | {"name": mistake})
 
 
 def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
-    """The report on one piece, and what it took: seconds by the clock, and peaks of both processes in bytes."""
+    """Return the report on one piece, its seconds by the clock, and the peak bytes of both processes."""
     began = time.monotonic()
     report = check(system, lambda *_: None)
     peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.processes[0].process.pid)}
@@ -46,7 +46,7 @@ def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
 
 
 def peak(process: int) -> int:
-    """The most memory that a process held since it was last asked."""
+    """Return the peak memory of a process since the last call."""
     held = peak_memory(process)
     Path(f"/proc/{process}/clear_refs").write_text("5", encoding="utf-8")
     return held
@@ -78,7 +78,7 @@ def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dic
 
 
 def told(report: Report) -> dict[str, Any]:
-    """The verdict, the causes, and the lines."""
+    """Return the verdict, the causes, and the lines."""
     causes = [cause.says for fault in report.faults for cause in fault.causes]
     sources = [fault.source for fault in report.faults if fault.source]
     lines = [f"{Path(source['file']).name}:{source['line']}" for source in sources]
@@ -86,7 +86,7 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """What was measured, in Markdown."""
+    """Return the measurements, in Markdown."""
     whole = found["whole"]
     agreeing = sum(row["verdict"] == "agrees" for row in whole["pieces"])
     peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]

@@ -1,7 +1,7 @@
 """Measure the oracle of long prompts: `python -m meta.streaming.long`.
 
-Each prompt is measured in a process of its own: processor seconds and peak memory of the logits in float64 and in
-float32, of their budget, and of the comparison at every position. The results go into docs/scale.md.
+Each prompt is measured in its own process. The measures are processor seconds and peak memory of the logits in float64
+and float32, of their budget, and of the comparison at every position. The results are written into docs/scale.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
 
-Folders are written into FOLDER, and kept there. Each size is measured in a process of its own: processor seconds and
-peak memory of importing, and of the logits in float64 and float32, for 72 and for 8 positions. The results go into
-docs/scale.json, and what follows from them for other sizes into docs/scale.md.
+Folders are written into FOLDER, and kept there. Each size is measured in its own process. The measures are processor
+seconds and peak memory of importing, and of the logits in float64 and float32, for 72 and for 8 positions. The results
+are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from transparity_conformance.checkpoints.importing import family_called, import_
 from transparity_conformance.oracle.probes import probes_with
 
 DRAWN = 2**22
-"""Numbers that are drawn; longer tensors repeat them, each from another one on."""
+"""Drawn numbers; longer tensors repeat them, each from another offset."""
 
 
 def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:
-    """A Llama of these sizes; `shared` heads of keys and values, and 8,192 positions."""
+    """Return a Llama of these sizes; `shared` heads of keys and values, and 8,192 positions."""
     return example_config("llama").resized(
         num_decoder_layers=layers,
         embed_dim=width,
@@ -63,19 +63,19 @@ FORETOLD = {
     "405 billion": llama(126, 16_384, 53_248, 128, 8, 128_256),
 }
 HELD_OUT = "8 billion"
-"""Not among the sizes that the numbers are fitted on: it tells whether they foretell."""
+"""A size that the fit leaves out, to test its predictions."""
 
 PROBES = {"mixed": 72, "one": 8}
 """Positions of each probe."""
 
 
 def size_of(config: Any) -> int:
-    """The number of parameters."""
+    """Return the number of parameters."""
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 def measured(folder: str, name: str) -> dict[str, Any]:
-    """The processor seconds and the peak memory, in bytes, of one probe."""
+    """Return the processor seconds and the peak memory, in bytes, of one probe."""
     began = time.process_time()
     checkpoint = import_checkpoint(folder)
     imported = time.process_time()
@@ -88,7 +88,7 @@ def measured(folder: str, name: str) -> dict[str, Any]:
 
 
 def peak_memory(process: int | str = "self") -> int:
-    """Bytes that a process held at most since it was started; `getrusage` counts the parent's, too."""
+    """Return the peak bytes of a process since its start; `getrusage` would include the parent's."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -121,7 +121,7 @@ def write(config: TransformerConfig, folder: Path) -> None:
 
 
 def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter: of a norm around 1, of a matrix so that what it makes spreads as what it is given."""
+    """Draw a parameter: of a norm around 1, of a matrix so that its output has the spread of its input."""
     value = np.empty(math.prod(shape), np.float32)
     is_norm, is_table = len(shape) == 1, "embedding" in name
     scale = 0.3 if is_norm else 1.0 if is_table else shape[1] ** -0.5
@@ -132,7 +132,7 @@ def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: t
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds for each parameter: of importing it, of casting it, and of multiplying it with one position."""
+    """Return the seconds per parameter of importing it, casting it, and multiplying it with one position."""
     fitted = [row for row in rows if row["size"] != HELD_OUT]
     known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
     weights = 1 / known[:, :1]  # so that small models count as much as large ones
@@ -142,17 +142,17 @@ def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def foretold(config: Any, found: dict[str, float], positions: int = 72) -> float:
-    """Processor seconds of a check by logits."""
+    """Return the predicted processor seconds of a check by logits."""
     return size_of(config) * (found["import"] + found["cast"] + found["product"] * positions)
 
 
 def activations(config: Any, positions: int = 72) -> int:
-    """Bytes of the logits, and of what one layer computes at once, in float64."""
+    """Return the bytes of the logits, and of one layer's values at a time, in float64."""
     return 8 * positions * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """Both tables, in Markdown."""
+    """Return both tables, in Markdown."""
     found, lines, more = rates(rows), [], []
     for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
         config = SIZES[row["size"]]

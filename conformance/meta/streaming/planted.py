@@ -1,4 +1,4 @@
-"""Loaders through transformers with a real mistake in one layer of a checkpoint, which they know by its weights.
+"""Loaders through transformers with a real mistake in one layer of a checkpoint, identified by its weights.
 
 `PLANTED_ROW` in the environment names a NumPy file: the first row of that layer's query projection. Each name in
 `MISTAKES` is a loader, `load(folder)`.
@@ -20,7 +20,7 @@ Change = Callable[[Any, Any], None]
 
 
 def loaded(change: Change) -> Callable[[str], Any]:
-    """Make the loader with a mistake."""
+    """Return the loader with a mistake."""
 
     def load(folder: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -105,9 +105,9 @@ MISTAKES = {
     "gelu": "GELU in place of SiLU",
     "scale": "scores scaled by 1/√embed_dim",
     "no_scale": "scores not scaled",
-    "norms": "the two norms exchanged",
+    "norms": "the two norms swapped",
     "no_residual": "no residual around the feed-forward",
-    "values_are_keys": "the weights of the keys for those of the values",
+    "values_are_keys": "the keys' weights used for the values",
 }
 
 permuted, gate_and_up, transposed, base = map(loaded, (_permuted, _gate_and_up, _transposed, _base))

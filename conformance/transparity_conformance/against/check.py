@@ -45,7 +45,7 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Request:
-    """What `check` was asked, with another implementation as the reference."""
+    """The arguments of `check` with another implementation as the reference."""
 
     port: Any
     """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
@@ -62,9 +62,9 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation; one that a string names runs in a process of its own.
+    """Check a port against another implementation; a port given by name runs in a separate process.
 
-    A second reference is called like the port, and the report says which of the three stands alone.
+    A second reference is called like the port, and the report says which of the three differs from the others.
     """
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
@@ -98,7 +98,7 @@ def _name_of(given: Any) -> str:
 
 @contextlib.contextmanager
 def _made_by(asked: Request) -> Iterator[Make]:
-    """Yield what makes the forward pass of the port, from the folder of a loader or the tensors of a module."""
+    """Yield the function that makes the port's forward pass, from a loader's folder or a module's tensors."""
     if asked.port == TRANSFORMERS:
         yield lambda folder, _: called_by_its_names(from_transformers(folder))
         return
@@ -116,18 +116,18 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the forward pass of a port anew; tensors with other names than the reference's are filled, too."""
+    """Makes new forward passes of a port; tensors with other names than the reference's are filled too."""
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """Where the reference's tensors are in the port; None before they are looked for."""
+    """The locations of the reference's tensors in the port; None before the search."""
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the report."""
+        """Return notes for the report."""
         return self.found.notes if self.found else []
 
     def __call__(self) -> Callable[..., Any]:
@@ -160,13 +160,13 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
 
 
 def _is_maker(given: Any, folder: Path | None) -> bool:
-    """Return whether something makes a model: a class, or a function where there is a folder to load."""
+    """Return whether an object makes a model: a class, or a function if there is a folder to load."""
     return inspect.isclass(given) or (inspect.isroutine(given) and folder is not None)
 
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """The reference, and the folder that a loader is given: the user's, or one that a small model was saved in."""
+    """Yield the reference, and the folder for a loader: the user's, or a folder with a saved small model."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -202,7 +202,7 @@ def _title(asked: Request, model: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars and hints of transformers."""
+    """Suppress the progress bars and hints of transformers."""
     try:
         import transformers
     except ImportError:
@@ -240,16 +240,16 @@ def from_transformers(folder: Path | None) -> Any:
 
 
 def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[str]:
-    """The folder for a loader; nothing for what makes a module."""
+    """Return the folder for a loader; nothing for a function that makes a module."""
     if required_arguments(signature_of(make)) != 1:
         return []
     if folder is None:
-        raise UsageError(f"{spec} takes a folder, and there is none; add --config config.json or --checkpoint FOLDER.")
+        raise UsageError(f"{spec} takes a folder, but none was given; add --config config.json or --checkpoint FOLDER.")
     return [str(folder)]
 
 
 def _model_of(given: Any, folder: Path | None) -> Any:
-    """The model that is given, or that `file.py:load` or `file.py:Model` makes."""
+    """Return the given model, or the one that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     name = _name_of(given)
@@ -264,7 +264,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
 def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:
     """Compare a port with a reference: its forward pass and, if that agrees, the other ways to call it.
 
-    Returns: the report, and the answers of the forward pass.
+    Returns: The report, and the answers of the forward pass.
     """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))

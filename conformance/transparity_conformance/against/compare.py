@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def is_explained(self) -> bool:
-        """Whether edits explain all differences."""
+        """Return whether edits explain all differences."""
         return bool(self.faults) and all(each.causes for each in self.faults)
 
     @property

@@ -26,9 +26,9 @@ class Comparison:
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """The port's operations that have the numbers of each value of the reference."""
+    """The port's operations that have the numbers of each reference value."""
     lost: Sequence[int]
-    """Operations of the port that lead to nothing that is matched."""
+    """Operations of the port that lead to no matched value."""
     agrees: bool
     """Whether the answers are equal."""
     shares: Mapping[int, float]
@@ -36,7 +36,7 @@ class Comparison:
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
-        """The reference's values that have the numbers of each operation of the port."""
+        """Return the reference's values that have the numbers of each port operation."""
         return _turned(self.have)
 
 
@@ -53,7 +53,7 @@ class Comparer:
 
     @functools.cached_property
     def relevant(self) -> Collection[int]:
-        """The steps that the answer is computed from."""
+        """Return the steps that the answer is computed from."""
         program = self.program
         made = program.answer in program.maker  # a model may return what it was given
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
@@ -79,7 +79,7 @@ class Comparer:
         have: dict[int, Sequence[int]],
         within: Mapping[int, float],
     ) -> Comparison:
-        """Match the values that were computed again; `have` are the matches of the others."""
+        """Match the recomputed values; `have` are the matches of the others."""
         program = self.program
         for index in again:
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -97,8 +97,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Compare with changes, after a comparison with some of them; None if they fail: then the port did not make
-        them."""
+        """Compare with further changes; None if they fail, so the port did not make them."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -110,7 +109,7 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Compare again within what rounding explains of the reference with its changes, which may round worse."""
+        """Compare again, with tolerances measured for the changed reference, which may have more rounding."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - changes that do not run in the precision are judged as without them
@@ -122,8 +121,7 @@ class Comparer:
         return [index for index in sorted(nowhere) if port.prints[index] is not None]
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the first lost operations of the port, and the reference's first steps without counterparts that are
-        given the same."""
+        """Return the port's first lost operations, and the reference's first unmatched steps with matched inputs."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -133,7 +131,7 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
-        """Return the steps that made what operations of the port were given."""
+        """Return the steps that made the inputs of the port's operations."""
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
@@ -144,7 +142,7 @@ class Comparer:
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's steps that lead to nothing that is matched."""
+        """Return the reference's steps that lead to no matched value."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,
@@ -154,7 +152,7 @@ class Comparer:
 
 
 def _turned(have: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """The values by the operations that have their numbers."""
+    """Return the values for each operation that has their numbers."""
     found: dict[int, list[int]] = {}
     for index in sorted(have):
         for operation in have[index]:

@@ -1,4 +1,4 @@
-"""Edits that explain one call are tried on every other call: one call may agree by luck."""
+"""Try the edits that explain one call on every other call, because one call may agree by chance."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 
 class Call:
-    """A call of both, recorded when it is needed."""
+    """A call of both implementations, recorded on demand."""
 
     def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
         self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
 
     @functools.cached_property
     def recorded(self) -> Recorded:
-        """The call of the port."""
+        """Return the recorded call of the port."""
         answer, operations = self.listen(self.inputs)
         return Recorded(operations, np.asarray(answer, np.float64))
 
     def departures(self, experts: str, clock: Clock) -> Departures:
-        """Return what finds the departures of the call, recorded in one implementation of experts."""
+        """Return the search for departures of the call, recorded in one implementation of experts."""
         reference, inputs = self.reference, self.inputs
         program, main = reference.program(inputs, experts), reference.main(inputs)
         kept = reference.kept(inputs, self.recorded.answer.shape)
@@ -73,7 +73,7 @@ class Call:
 class Confirming:
     """Finds departures in one call whose edits give the port's answer in every call.
 
-    A call in which they do not may depart elsewhere, too: beyond a window, or at padding.
+    Another call may have further departures, for example beyond a window or at padding.
     """
 
     departures: Departures
@@ -82,7 +82,7 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the last comparison of the call; edits that other calls deny are left out."""
+        """Return the departures and the last comparison of the call; edits that other calls contradict are left out."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -103,19 +103,22 @@ class Confirming:
             self._refuse(max((each for each in found if each.edit), key=_rank))
 
     def _failing(self, found: Sequence[Departure]) -> Call | None:
-        """The first call in which the edits do not give the port's answer; None if there is none."""
+        """Return the first call in which the edits do not give the port's answer; None without one."""
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_others(self, found: Sequence[Departure]) -> list[Departure] | None:
-        """The departures with other edits, which explain every call; None if there are none."""
+        """Return the departures with other edits, which explain every call; None if there are no such edits."""
         tried = _with_another(found)
         while tried is not None and self._failing(tried):
             tried = _with_another(tried)
         return tried
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return the departures, and those of each call that they do not explain; the last has no edit if none
-        explains that call. The list is empty if nothing is found, or if the first call is no longer explained."""
+        """Return the departures, and the departures of each call that they do not explain.
+
+        The last one has no edit if none explains that call. The list is empty if nothing is found, or if the first call
+        is no longer explained.
+        """
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -155,7 +158,7 @@ def _rank(departure: Departure) -> int:
 
 
 def _with_another(found: Sequence[Departure]) -> list[Departure] | None:
-    """The departures with the next edit in place of one that failed; None if there is none left."""
+    """Return the departures with the next edit in place of a failed one; None without another edit."""
     for place, each in enumerate(found):
         if each.others:
             return [*found[:place], each.with_other(0), *found[place + 1 :]]

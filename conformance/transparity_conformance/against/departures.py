@@ -52,14 +52,14 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """The modules whose steps were edited, if the same line runs in others, too, where it was right."""
+        """Return the modules of the edited steps, if the same line is right in other modules."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return its steps in another call: those at the same sites, in the same layers."""
+        """Return its steps in another call, at the same sites in the same layers."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -86,7 +86,7 @@ class Departures:
         """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained.
 
         Args:
-            before: departures of another call, whose edits are made here, too.
+            before: Departures of another call, whose edits are made here too.
         """
         found: list[Departure] = []
         now: Comparison = self.comparer.compared(self.changes_of(before))
@@ -133,8 +133,11 @@ class Departures:
         )
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation that an edit explains: the first that it gives a counterpart, before it the one
-        after which a step is left out, or the first that the reference has nowhere."""
+        """Return the port's operation that an edit explains.
+
+        This is the first operation that gains a counterpart or, before it, the last one before a skipped step.
+        Otherwise it is the first operation that the reference lacks.
+        """
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
         first = next((index for index in port if index in explained), port[0] if port else -1)
@@ -152,8 +155,7 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Leave out edits without which as much of the port is explained, perhaps with another edit of another
-        departure."""
+        """Leave out edits that are not needed, if necessary with another edit of another departure."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
@@ -175,8 +177,10 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Continue from the port's value where no edit explains it: the step of the reference that is most alike makes
-        that instead; no comparison if none can."""
+        """Continue from the port's value if no edit explains it.
+
+        The most similar step of the reference returns that value. Without a fitting step, there is no comparison.
+        """
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # a port that leaves a step out continues with what it is given, one that has more steps with a later value
@@ -202,7 +206,7 @@ class Departures:
                 yield *found, operation, number
 
     def _run_by_its_line(self, number: int) -> list[int]:
-        """A step, and those after it that its line runs, too."""
+        """Return a step, and the later steps of the same line."""
         program, line = self.comparer.program, self.comparer.program.steps[number].places[:1]
         found, waiting = [number], [number]
         while waiting:
@@ -214,7 +218,7 @@ class Departures:
         return found
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """How alike the port's value is to a step's, and the value in its layout; None for another size."""
+        """Return the similarity of the port's value to a step's, and the value in its layout; None if sizes differ."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -230,7 +234,7 @@ class Departures:
         return alike, torch.from_numpy(turned.copy()).reshape(ours.shape)
 
     def reference_line(self, departure: Departure) -> Source | None:
-        """Return the innermost line that runs what was edited, and nothing that was not."""
+        """Return the innermost line that runs the edited steps and no others."""
         program, step, edit = self.comparer.program, departure.step, departure.edit
         steps = [step] if edit is None else edit.steps(self.comparer.at(step.number))
         first, edited = steps[0], set(departure.steps)
@@ -242,18 +246,18 @@ class Departures:
         return first.stack[0] if first.stack else None
 
     def port_line(self, departure: Departure) -> Source | None:
-        """Return the innermost line of the port's operation that runs none which has a counterpart."""
+        """Return the innermost line of the port's operation that runs no operation with a counterpart."""
         operations = self.comparer.port.operations
         operation, others = operations[departure.operation], (operations[i] for i in departure.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
 
 MOST_AXES = 5
-"""Axes of which all orders are tried."""
+"""The largest number of axes whose orders are all tried."""
 
 
 def _with_other_edits(found: list[Departure]) -> Iterator[list[Departure]]:
-    """The departures with another edit of one of them."""
+    """Yield the departures with another edit of one of them."""
     for place, each in enumerate(found):
         for number in range(len(each.others)):
             yield [*found[:place], each.with_other(number), *found[place + 1 :]]
@@ -268,6 +272,6 @@ def _plain(value: np.ndarray) -> np.ndarray:
 
 
 def _likeness(a: np.ndarray, b: np.ndarray) -> float:
-    """The cosine of the angle between two values."""
+    """Return the cosine of the angle between two values."""
     norm = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norm if norm else 0.0

@@ -1,4 +1,4 @@
-"""The flow of data through a program: what depends on the input, and through which values all of it passes."""
+"""The data flow of a program: values that depend on the input, and the values through which all of it passes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ START = -1
 
 
 class DataFlow:
-    """The values of a program that depend on its main input, each with the last value that all of it was made from.
+    """The values of a program that depend on its main input, each with its immediate dominator.
 
-    Everything else, such as masks, tables of positions and parameters, is the same whatever the input says.
+    All other values, such as masks, tables of positions and parameters, do not depend on the input.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DataFlow:
                     self._depth[index] = self._depth[passed] + 1
 
     def _common(self, given: list[int]) -> int:
-        """The last value through which all of these pass."""
+        """Return the last value through which all of these pass."""
         return functools.reduce(self._shared, given)
 
     def _shared(self, one: int, other: int) -> int:
@@ -56,7 +56,7 @@ class DataFlow:
             value = self.passes[value]
 
     def between(self, start: int, end: int) -> list[Step]:
-        """Return the steps that make a value from another."""
+        """Return the steps between two values."""
         program, wanted, steps = self.program, {end}, []
         first = program.maker.get(start, -1)
         for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
@@ -66,7 +66,7 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps that make `end` from `start` on another value; a view that it does not fit returns it."""
+        """Run the steps from `start` to `end` on another value; a view that does not fit returns its input."""
         now = {**values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]

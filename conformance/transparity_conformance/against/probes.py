@@ -24,12 +24,12 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 """Lengths and batches of rows with padding, by its side."""
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""The same of inputs without a length, such as images."""
+"""The same for inputs without a length, such as images."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answers of both to one probe."""
+    """The answers of both implementations to one probe."""
 
     probe: str
     inputs: Inputs
@@ -38,9 +38,9 @@ class Answer:
     actual: np.ndarray
     """The port's answer."""
     changed: int
-    """Numbers of the answer beyond the budget."""
+    """The number of elements beyond the budget."""
     first: int
-    """The first position with one of them; 0 for an answer of another shape."""
+    """The first position with a wrong element; 0 for an answer of another shape."""
     shape: tuple[int, ...]
     """The shape of the reference's answer."""
 
@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Numbers of the reference's answer."""
+        """Return the number of elements of the reference's answer."""
         return math.prod(self.shape)
 
     @property
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def is_padded(self) -> bool:
-        """Whether a mask hides something."""
+        """Return whether a mask hides something."""
         return is_padded(self.inputs)
 
 
@@ -87,7 +87,7 @@ def is_text(model: Any) -> bool:
 
 
 def length_of(inputs: Inputs) -> int:
-    """Return the length of the longest text among inputs; 0 if there is none."""
+    """Return the length of the longest text among inputs; 0 without a text."""
     texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
     return max(texts, default=0)
 
@@ -107,7 +107,7 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Return the inputs without masks, which hide nothing in them: a recurrence may take none with a cache."""
+    """Return the inputs without masks, which hide nothing: a recurrence may accept none with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
@@ -157,7 +157,10 @@ def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port takes, and what cannot be compared; a mask that hides nothing is left out."""
+    """Return the probes that a port accepts, and the ones that cannot be compared.
+
+    A mask that hides nothing is left out if the port does not accept it.
+    """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -173,8 +176,10 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """The probe in which most parts of a model take part: of several rows and tokens without padding, most numbers
-    wrong, the smallest of several."""
+    """Return the wrong answer in which most parts of a model take part.
+
+    This is one with several rows and tokens, without padding, with most numbers wrong; the smallest of several.
+    """
 
     def key(each: Answer) -> tuple[Any, ...]:
         is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1

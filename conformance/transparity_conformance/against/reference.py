@@ -1,4 +1,4 @@
-"""The implementation that a port is compared with: a PyTorch module, its exact answers, and what rounding explains."""
+"""The implementation that a port is compared with: a PyTorch module, its exact answers, and their rounding."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Reference:
 
     @functools.cached_property
     def exact(self) -> Any:
-        """The same module in float64."""
+        """Return the same module in float64."""
         return copy.deepcopy(self.model).double()
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Modules with weights moved by a rounding: in float64, and in the precision."""
+        """Return modules with weights perturbed by rounding, in float64 and in the precision."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -62,9 +62,9 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error at this point alone.
+        """Return the answer in float64, and a budget from the rounding error at only this point.
 
-        By chance that error may be small. A port beyond this budget is compared within that of `answer`.
+        The error may be small by chance. A port beyond this budget is compared within the budget of `answer`.
         """
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -72,10 +72,10 @@ class Reference:
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return what rounding explains of an answer, from exact and rounded answers at some points.
+        """Return the rounding budget of an answer, from exact and rounded answers at some points.
 
-        Padding and masked scores are not counted, nor what is not finite in both. `dtype` is the precision, by default
-        that of the reference.
+        Padding, masked scores and numbers that are not finite in both are ignored. `dtype` is the precision, by default
+        the reference's.
         """
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
@@ -89,7 +89,7 @@ class Reference:
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))
 
     def check(self, inputs: Inputs) -> None:
-        """Raise `TransparityError` if the answer to the same call is another one at the second time."""
+        """Raise `TransparityError` if a repeated call gives another answer."""
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
@@ -99,7 +99,7 @@ class Reference:
 
     @functools.cached_property
     def rounded(self) -> Any:
-        """The module in the precision."""
+        """Return the module in the precision."""
         import torch
 
         return self.model if self.dtype == "float32" else copy.deepcopy(self.model).to(getattr(torch, self.dtype))
@@ -154,8 +154,11 @@ class Reference:
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """The implementations of experts in which transformers records a model: a loop as a port has it, and products
-        whose shapes no choice of experts changes; one without a name for a model without any."""
+        """Return the implementations of experts in which transformers records a model.
+
+        They are a loop, as in ports, and products whose shapes do not depend on the choice of experts. A model without
+        experts has one implementation without a name.
+        """
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
@@ -175,17 +178,17 @@ class Reference:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Every tensor by its name."""
+        """Return every tensor by its name."""
         return {name: value.detach().float().numpy() for name, value in self.model.state_dict().items()}
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """The tensors that are learned, by name; one with two names has the first."""
+        """Return the learned tensors by name; a tensor with two names has the first."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
     def numbers(self) -> list[float]:
-        """Numbers of the configuration, if the module has one."""
+        """Return the numbers of the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
 
 
@@ -195,7 +198,7 @@ def _shapes(inputs: Inputs) -> str:
 
 @contextlib.contextmanager
 def exactly() -> Iterator[None]:
-    """Within the context, everything is computed in float64, in the parts that a program has."""
+    """Compute every part of a program in float64 within the context."""
     with float64_defaults(), decomposed(), exact_mode():
         yield
 

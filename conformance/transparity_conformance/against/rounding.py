@@ -16,10 +16,10 @@ from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Measure what rounding explains of each value of a program, as a share of its largest number.
+    """Measure the rounding of each value of a program, relative to its largest number.
 
-    The program runs at neighbouring points in float64 and in `dtype`. Constants that the model computed when it was
-    built, such as the frequencies of a rotation, differ by what a power rounds: |ln x| ulps.
+    The program runs at neighbouring points in float64 and in `dtype`. Constants computed when the model was built, such
+    as rotation frequencies, differ by the rounding of a power: |ln x| ulps.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
@@ -50,7 +50,7 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Return a tensor with each number moved by up to an ulp; by what a power rounds, if it was not learned."""
+    """Return a tensor with each number moved by up to an ulp or, if not learned, by the rounding of a power."""
     import torch
 
     if not value.is_floating_point():
@@ -61,7 +61,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """The largest difference as a share of the largest number, masked scores aside."""
+    """Return the largest difference relative to the largest number, except masked scores."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""The search for an edit of the reference that explains where a port parts from it."""
+"""The search for an edit of the reference that explains where a port diverges from it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from transparity_conformance.listening.program import Step
 from transparity_conformance.matching.values import Known, agreeing
 
 LAG = 2
-"""How much nearer edits are tried that are fitted, or many."""
+"""The distance by which fitted or numerous edits are tried later."""
 
 RANK_OF_FITTED = 3
-"""The rank from which on an edit is fitted, or one of many: a simpler one may be a little further away."""
+"""The least rank of fitted or numerous edits, which a simpler edit further away may precede."""
 
 MEASURED = 3
-"""Edits with which the rounding of the reference is measured; it limits only time."""
+"""The number of edits with measured rounding; it limits only time."""
 
 TRIES = 8
-"""Values after an edit that are compared before it is given up; it limits only time."""
+"""Values after an edit that are compared before it is rejected; it limits only time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,23 +40,26 @@ class Explanation:
     step: Step
     steps: Sequence[int]
     extent: int
-    """How many steps that compute something its segment has."""
+    """The number of computing steps in its segment."""
     after: Comparison
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Order explanations: the answer is explained, few operations are lost, the edit is simple and short, it is at
-        a value and not at a view of it, it is made at many places."""
+        """Return a sort key for explanations.
+
+        First come those that explain the answer, lose few operations, and are simple and short. Edits of a value
+        precede edits of its views, and edits in many places precede others.
+        """
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
     def worth(self) -> tuple[bool, int]:
-        """What is explained."""
+        """Return whether the answer is explained, and how many operations are."""
         return not self.after.agrees, len(self.after.lost)
 
 
 class EditSearch:
-    """Looks for edits near the place where two programs part."""
+    """Searches for edits near the place where two programs diverge."""
 
     def __init__(self, comparer: Comparer, numbers: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, numbers, clock
@@ -68,7 +71,7 @@ class EditSearch:
         """Seconds that are left to the departures after this one."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
-        """Leave an edit out from now on."""
+        """Exclude an edit from the search."""
         self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
@@ -93,7 +96,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """The best first; how the reference rounds with the first of them is measured."""
+        """Return the explanations, the best first, after measuring rounding with the first ones."""
         found.sort(key=lambda each: each.key)
         measured: dict[Any, Comparison] = {}  # edits that make the same numbers round alike
         for place, each in enumerate(found):
@@ -106,7 +109,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """An edit wherever a line runs, in every layer, and once: those that lose less, and nothing else."""
+        """Yield explanations by an edit in every layer and in a single one, if they only lose fewer operations."""
         for numbers in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now)
             if after is None:
@@ -128,8 +131,10 @@ class EditSearch:
         return scopes
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the steps by their distance from where the programs part: forward among those without counterparts,
-        and backward to the last that has one."""
+        """Yield the steps by their distance from the place where the programs diverge.
+
+        The rings extend forward over steps without counterparts, and backward to the last step with one.
+        """
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -150,7 +155,7 @@ class EditSearch:
     def _shown(
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
-        """Yield the edits of some steps that soon give numbers of the port which nothing had."""
+        """Yield the edits of some steps that soon give new numbers of the port."""
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
@@ -159,7 +164,7 @@ class EditSearch:
                     yield edit, number
 
     def _check(self) -> None:
-        """Raise `OutOfTime` at half of the time that was left when the search at this departure began."""
+        """Raise `OutOfTime` after half of the time that was left when this search started."""
         self.clock.check()
         if self.clock.left < self._reserved:
             raise OutOfTime
@@ -173,9 +178,9 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit soon gives numbers of the port that nothing had; most edits end here.
+        """Return whether an edit soon gives new numbers of the port; most edits are rejected here.
 
-        `made` are the results of the edits of this step so far; one that makes the same is not tried again.
+        `made` are the previous results of edits of this step; equal results are not tried again.
         """
         result = self._result(edit, number, now)
         first = _first(result)
@@ -199,7 +204,7 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
-        """What an edit makes at a step; None if it fails."""
+        """Return the result of an edit at a step; None if it fails."""
         try:
             change = edit.make(self.comparer.at(number))
             return None if change is None else change(now.values)
@@ -207,7 +212,7 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step whose numbers the port has in another order, which shows only later."""
+        """Find the edit of the first step whose numbers the port reorders, which shows only later."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -226,8 +231,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """The step whose result an operation of the port has in the same shape and another order, and in no other
-        way."""
+        """Return the step whose result a port operation reorders in the same shape."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
@@ -235,7 +239,7 @@ class EditSearch:
 
 
 def _first(result: Any) -> Any:
-    """The first tensor of a result; None if it has none."""
+    """Return the first tensor of a result; None without one."""
     if isinstance(result, tuple | list):
         return result[0] if result else None
     return result

@@ -23,10 +23,10 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 Probes = Mapping[str, Probe]
-"""Probes of one model; the first of them is used where one is enough."""
+"""Probes of one model; the first one is used where one is enough."""
 
 Requests = Mapping[str, Any]
-"""Requests by the prefix of the names of their tensors; each request has a `name` for messages."""
+"""Requests by the prefix of their tensors' names; each request has a `name` for messages."""
 
 Answers = Mapping[str, np.ndarray]
 """A port's answers as tensors, by their names in a bundle."""
@@ -38,10 +38,10 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`, and so for as long as that is used.
+    """Cache the results of a function in its argument at `position`, and so for that argument's lifetime.
 
-    A cache of the process would keep every model that it was ever asked about. The results must not refer to the
-    argument, or both would wait for the garbage collector, which does not know of the memory of arrays.
+    A global cache would keep every model alive. The results must not refer to the argument: such cycles wait for the
+    garbage collector, which ignores the memory of arrays.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -61,7 +61,7 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def first_of(probes: Probes) -> tuple[str, Probe]:
-    """The first probe and its name."""
+    """Return the name of the first probe, and the probe."""
     return next(iter(probes.items()))
 
 
@@ -70,18 +70,18 @@ class BuiltPort:
     """A port in this process."""
 
     build: Build
-    """Builds another one with other parameters."""
+    """Builds another port with other parameters."""
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """Parameters and the ports built with them, by the configuration and the identity of the parameters."""
+    """Parameters and the ports built with them, by configuration and identity of the parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were called at other sizes, by the identity of their parameters."""
+    """The ports called at other sizes, by the identity of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """The port with other parameters, copied: the same object whenever it is asked for."""
+        """Return the port built with a copy of other parameters; repeated requests return the same object."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
-        key = config, id(parameters)  # one model may come with several end tokens
+        key = config, id(parameters)  # one model may have several end tokens
         if key not in self.built:  # the parameters are kept, so that no others can have their identity
             copies = {name: value.copy() for name, value in parameters.items()}
             self.built[key] = parameters, self.build(config, copies)
@@ -90,11 +90,11 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A port's forward pass, by which capabilities are judged."""
+    """A port's forward pass, the basis for judging capabilities."""
 
     probes: Probes
     logits: Answers
-    """By probe."""
+    """The logits of each probe."""
     dtype: str
     sharding: Sharding = ALONE
     """The ranks of the port."""
@@ -104,7 +104,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Judged:
-    """The error of an answer, its budget, its place, and ties to within rounding."""
+    """The error of an answer, its budget, its place, and ties within rounding."""
 
     error: float
     budget: float
@@ -113,7 +113,7 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """The error as a multiple of its budget."""
+        """Return the error relative to its budget."""
         return share(self.error, self.budget)
 
 
@@ -125,12 +125,12 @@ def result(
     probe: str = "",
     notes: tuple[str, ...] = (),
 ) -> CapabilityResult:
-    """The result of one claim, by the judgement of its worst answer.
+    """Return the result of one claim, represented by its worst answer.
 
     Args:
-        claim, worst: the claim, and the error that is the largest share of its budget.
-        explain: called if it is too large; returns all causes that explain as much, the likeliest first.
-        probe, notes: the probe to blame; notes for the report.
+        claim, worst: The claim, and the error with the largest share of its budget.
+        explain: Called if the error is too large; returns all equally good causes, the likeliest first.
+        probe, notes: The probe with the error; notes for the report.
     """
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
@@ -143,7 +143,7 @@ def result(
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """The cause of an error of which a fault leaves that much."""
+    """Return the cause of an error of which a fault leaves `left`."""
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
@@ -153,27 +153,27 @@ def _never(*_: Any) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to use a capability, which is one claim of the report."""
+    """One way to use a capability; each is one claim of the report."""
 
     claim: str
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
     """Faults that could explain a wrong answer, the likeliest first."""
     keywords: tuple[str, ...] = ()
-    """Keywords that the port's method has to accept."""
+    """Keywords that the port's method must accept."""
     requires: str = ""
-    """The claim that has to agree before this one is compared."""
+    """The claim that must agree before this one is compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """The reason why it is not compared for a probe and a dtype, whatever the port does; empty if it is."""
+    """Returns the reason why a probe and dtype exclude the comparison; empty if they do not."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
-    """Whether the request of this name can be judged, given the port's forward pass."""
+    """Returns whether the request of this name can be judged, given the port's forward pass."""
     here: Callable[[ForwardPass], Requests] | None = None
-    """The requests to a port that is no program with a bundle, perhaps on several ranks; None: those of any port."""
+    """Returns the requests to a port that is not a program with a bundle; None: the same as any port's."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
-    """Requests that no bundle has: other batches, lengths and orders of calls, across thresholds."""
+    """Returns requests that no bundle has: other batches, lengths and orders of calls, across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """All requests that can be judged, for a port that can be called as often as one likes."""
+        """Return all requests that can be judged, for a port without a limit on calls."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
@@ -192,42 +192,42 @@ class Capability:
     """The description in the manifest of a bundle."""
     ways: tuple[Way, ...]
     ask: Callable[[BuiltPort, Way, str, Any], Answers]
-    """Ask a port in this process; it may raise anything."""
+    """Asks a port in this process; any exception is possible."""
     shapes: Callable[[str, Any], Shapes]
-    """The tensors that a port may write for a request."""
+    """Returns the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """As for a `Way`, but of all of them."""
+    """Like `Way.why_not`, for all ways."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
     """The reason why it is not compared in another dtype."""
     if_forward_diverges: str = ""
-    """The reason why it is not compared then; empty if it is."""
+    """The reason why it is not compared if the forward pass diverges; empty if it is compared."""
     needs: tuple[str, ...] = ()
-    """Other sections that a bundle with this one has, too."""
+    """Other sections that a bundle must have too."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
-    """The request in the manifest, as JSON."""
+    """Returns the request in the manifest, as JSON."""
     file: str = ""
     """The file of a bundle with the tensors of requests."""
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
-    """The tensors of a request: integers, and floats that are exact in float32."""
+    """Returns the tensors of a request: integers, and floats that are exact in float32."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """The request as read from a bundle, with the values that another machine may draw differently."""
+    """Returns the request read from a bundle, with the values that another machine may draw differently."""
     free_fields: tuple[str, ...] = ()
     """Fields of the description that `received` takes from the bundle."""
     stays: int | None = None
-    """The item of the method's result that the port gets back: it stays in the port's process."""
+    """The item of the method's result that stays in the port's process and is passed back to it."""
     missing_is_wrong: bool = False
-    """Whether a request is judged though some of its tensors were not written."""
+    """Whether a request is judged even if some of its tensors are missing."""
     is_long: bool = False
     """Whether requests grow with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """The rows and the tokens of a request, by which the reach of a claim is told; None: it is not told."""
+    """Returns the rows and tokens of a request for the reach of a claim; None: no reach is reported."""
     is_discrete: bool = False
-    """Whether an answer is right or wrong as a whole, so that a fault may show in some rows only."""
+    """Whether an answer is right or wrong as a whole, so that a fault may show in only some rows."""
 
     def reach(self, requests: Requests) -> str:
-        """The reach of a claim on `requests`: the tokens, and of discrete answers the rate of wrong rows at 95 %."""
+        """Return the reach of a claim: the tokens and, for discrete answers, the rate of wrong rows at 95 %."""
         if self.sizes is None or not requests:
             return ""
         found = [self.sizes(request) for request in requests.values()]
@@ -239,7 +239,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (at most one in {1 / rate:.0f} differs, 95 %)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """The reason why nothing of it is compared, whatever the port does; empty if something is."""
+        """Return the reason why nothing is compared, whatever the port does; empty if something is."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

@@ -1,6 +1,6 @@
-"""Comparison of the capabilities of a port in this process with the reference's.
+"""Compare the capabilities of a port in this process with the reference's.
 
-The port is called here, and may raise anything; its answers are judged elsewhere, as arrays.
+The port may raise any exception. Its answers are judged elsewhere, as arrays.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 def compare_capabilities(
     port: BuiltPort, forward: ForwardPass, *, is_right: bool, left_out: Mapping[str, str]
 ) -> CapabilityResult:
-    """Compare every capability of a port, but those `left_out` for a reason; `is_right` is True if its forward pass
-    agrees."""
+    """Compare every capability of a port, except those `left_out` for a reason.
+
+    `is_right` tells whether the forward pass agrees.
+    """
     offered = offered_by(port.forward)
     missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
     found = not_compared(*(f"{row.attribute}: the port does not offer it" for row in missing))
@@ -41,7 +43,7 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
 ) -> CapabilityResult:
-    """Compare one capability in all ways that the port takes."""
+    """Compare one capability in every way that the port supports."""
     reason = row.reason(first_of(forward.probes)[1], forward.dtype)
     if reason := reason or ("" if is_right else row.if_forward_diverges):
         return not_compared(f"{row.attribute}: {reason}")
@@ -57,7 +59,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """The reason why one way is not compared, whatever the port takes; empty if it is."""
+    """Return the reason why one way is not compared, whatever the port accepts; empty if it is."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "greedy generation is wrong, on which this depends"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
@@ -68,7 +70,7 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
         signature = signature_of(call_port(getattr, forward, row.attribute))
     except PortCallError:
         signature = None
-    if signature is None:  # then the call decides
+    if signature is None:  # only a call can tell
         return ""
     taken = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -93,7 +95,7 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
 
 
 def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
-    """A capability that is offered, and raises or returns something else than an answer."""
+    """Return the result of a capability that the port offers but whose call fails."""
     cause = Cause("raises", f"it raised {error}", None, 0.0, 1.0)
     result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
     return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

@@ -1,10 +1,11 @@
-"""Calls of a port: all of them go through `call_port`.
+"""Calls of a port: all of them use `call_port`.
 
-A port may raise anything, end the process, or change what the whole process shares. What it raises becomes a sentence;
-what the checker's own answers depend on is put back: NumPy's error state, the warning filters, the standard streams and
-the handler of Ctrl-C. What they do not depend on is left to the port, which may need it again: environment, folder,
-random state, a framework's default dtype. What cannot be undone here, an exit of the process, a closed file descriptor
-or a patched function, stays in the process that `running.process.isolation` gives a port.
+A port may raise anything, end the process, or change global state. Its exceptions become sentences. State that the
+checker depends on is restored: NumPy's error state, warning filters, standard streams and the handler of Ctrl-C. Other
+state is left to the port, which may need it: environment, folder, random state, a framework's default dtype.
+
+An exit of the process, a closed file descriptor or a patched function cannot be undone here. These stay in the process
+that `running.process.isolation` gives a port.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from transparity_conformance.report.text import describe_error
 
 
 class PortError(TransparityError):
-    """The port itself failed, or returned something that is no answer."""
+    """The port failed, or returned an invalid answer."""
 
 
 class PortProcessError(PortError):
-    """The process of the port ended, or gave no answer in time."""
+    """The process of the port ended, or did not answer in time."""
 
 
 class PortCallError(PortError):
@@ -40,14 +41,14 @@ class PortCallError(PortError):
 
 
 class ChangedInPlaceError(Exception):
-    """The port wrote into the tokens that it was given."""
+    """The port changed its input tokens in place."""
 
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a port's function and return its result.
 
-    Raises `PortCallError` for whatever it raises, exits of the process and panics included; `PortProcessError` if its
-    own process ended; `KeyboardInterrupt` for the user's Ctrl-C alone, even if the port swallows it.
+    Raises `PortCallError` for any exception, including exits and panics, and `PortProcessError` if its own process
+    ended. Raises `KeyboardInterrupt` only for the user's Ctrl-C, even if the port swallows it.
     """
     with _interrupts() as interrupts:
         try:
@@ -63,7 +64,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a port's function; None if it has none, as what is compiled may."""
+    """Return the signature of a port's function; None without one, as for compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -72,7 +73,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Return whether a port offers the method `name`; one that raises when it is looked up is offered, and fails."""
+    """Return whether a port offers the method `name`; a failing look-up counts as an offer that fails."""
     try:
         return callable(call_port(getattr, port, name, None))
     except PortCallError:
@@ -80,7 +81,7 @@ def has_method(port: Any, name: str) -> bool:
 
 
 def describe_raised(error: BaseException) -> str:
-    """Describe an exception in one clause, with the innermost line of the port itself, else of what is installed."""
+    """Describe an exception in one clause, with the innermost line of the port, or of an installed package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if home(frame.filename) is not None]
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
@@ -109,12 +110,12 @@ def install(extra: str) -> str:
 
 
 def _is_column(file: str) -> bool:
-    """Return whether a file is one of ours, run from a checkout: it is called by the port, and is not the port."""
+    """Return whether a file is one of ours, run from a checkout and called by the port."""
     return any(part.startswith("transparity_") for part in PurePath(file).parts)
 
 
 def _shown_file(file: str) -> str:
-    """A path relative to the current folder; its name elsewhere, and its folder too if that is an installed package."""
+    """Return a path relative to the current folder; elsewhere the name, with its folder in installed packages."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -122,7 +123,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if a call changes an array of integers among its arguments, which is its caller's."""
+    """Raise `ChangedInPlaceError` if a call changes an integer array among its arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -131,7 +132,9 @@ def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]
     yield
     for name, value in arrays.items():
         if value.tobytes() != before[name]:
-            raise ChangedInPlaceError(f"it changed {name} in place, which is its caller's; copy it before writing")
+            raise ChangedInPlaceError(
+                f"it changed {name} in place, which belongs to the caller; copy it before writing"
+            )
 
 
 @contextlib.contextmanager
@@ -139,7 +142,7 @@ def _shared_state_kept() -> Iterator[None]:
     streams = sys.stdin, sys.stdout, sys.stderr
     with np.errstate(), warnings.catch_warnings():
         try:
-            sys.stdout = sys.stderr  # what a port prints is not the checker's report
+            sys.stdout = sys.stderr  # output of a port is not part of the report
             yield
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
@@ -147,9 +150,9 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list of what Ctrl-C raises: a `KeyboardInterrupt` that is not in it is the port's own.
+    """Yield a list of Ctrl-C exceptions; any other `KeyboardInterrupt` was raised by the port.
 
-    Python delivers Ctrl-C to the main thread, and there only if it has a handler.
+    Python delivers Ctrl-C to the main thread, and only if that has a handler.
     """
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)

@@ -22,36 +22,38 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""Rows of long prompts: a fault that changes the tokens of one row in three is missed once in 25 (0.67⁸)."""
+"""Rows of long prompts: a fault in one row of three is missed once in 25 (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""Tokens of a long prompt that no threshold asks for."""
+"""Tokens of a long prompt that no threshold requires."""
 
 SEARCHED = 6
 """The number of new tokens in beam search."""
 
 BEAMS = 4
 COMPETING = 0.7
-"""The end token's advantage in beam search, in standard deviations of the logits: some continuations end, and compete
-with others that do not."""
+"""The end token's advantage in beam search, in standard deviations of the logits.
 
-# In each of these every option matters, and so does the order: `top_k` often leaves more tokens than `top_p`.
+With it, some continuations end and compete with others that do not.
+"""
+
+# In each of these, every option and their order matter: `top_k` often leaves more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Colder and with more tokens than any of `SAMPLINGS`, and with one option alone.
+# Colder, with more tokens than any of `SAMPLINGS`, and with only one option.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
-"""Numbers to draw by, float32: the first token that may be drawn, and the last."""
+"""float32 numbers that select the first and the last token that may be drawn."""
 
-# Large enough to show whether ended continuations are divided like the others.
+# Large enough to show whether ended continuations are divided as the others are.
 PENALTIES = (2.0, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt to continue, the model to continue it with, and the choice of each token."""
+    """A prompt to continue, the model that continues it, and the choice of each token."""
 
     name: str
     config: TransformerConfig
@@ -67,26 +69,28 @@ class Request:
 
     @functools.cached_property
     def exact(self) -> Arrays:
-        """The parameters in float64."""
+        """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     @property
     def begins(self) -> np.ndarray:
-        """The position (batch,) of the first new token of each row."""
+        """Return the position (batch,) of the first new token of each row."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Copies of the source, if the model reads one, and of the arguments called `keywords`."""
+        """Return copies of the source, if the model reads one, and of the arguments named `keywords`."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """The logits (batch, steps, vocab) of each new token, given the `tokens` before it: of one forward pass, where no
-    token depends on later ones."""
+    """Return the logits (batch, steps, vocab) of each new token, given the previous `tokens`.
+
+    One forward pass suffices if no token depends on later ones.
+    """
     config, end = request.config, int(request.begins.max()) + steps - 1
-    sees_itself = config.pad_id is None or (tokens[:, 0] != config.pad_id).all()  # else a row may see padding alone
+    sees_itself = config.pad_id is None or (tokens[:, 0] != config.pad_id).all()  # else a row may see only padding
     if config.prefixes_agree and sees_itself and end <= config.max_length:
         inputs: dict[str, Any] = {config.input_names[-1]: tokens[:, :end]}
         inputs |= {} if request.source is None else {"source": request.source}
@@ -99,7 +103,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """A request to the probe's own model, with a row of its source for each prompt; none is padding only."""
+    """Return a request to the probe's model, with a row of its source for each prompt; none is only padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id
@@ -116,7 +120,7 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _single(request: Request, name: str) -> Request:
-    """The request with its first prompt alone, and the source of the second."""
+    """Return the request with only its first prompt, and the source of the second."""
     source = None if request.source is None else request.source[1:2]
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
@@ -128,13 +132,15 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that no bundle has: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Makes the request that crosses the threshold of a call; None: none is made."""
+    """Returns the request that crosses the threshold of a call; None without one."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue beyond `max_length`, if that is not too far, and, with an end token, until rows reach it one by one;
-    further, by the probe's own model, long prompts: a single row, one new token, and an end token in a prompt."""
+    """Continue beyond `max_length`, if that is not too far, and until rows reach the end token one by one.
+
+    Further requests to the probe's own model have long prompts: a single row, one new token, an end token in a prompt.
+    """
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -147,8 +153,10 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, which the third new token is beyond; of a call that is only
-    long, prompts of its first tokens."""
+    """Continue prompts that end just before a threshold, so that the third new token exceeds it.
+
+    For a call that is only long, the prompts have its first tokens.
+    """
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
     prompt = _prompt(probe.config, 14, MANY, max(1, min(length - 2, longest)))
@@ -156,7 +164,7 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """The request, which never ends, and, with an end token, one whose rows reach it one by one."""
+    """Return the request, which never ends, and one whose rows reach the end token one by one."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)
@@ -169,7 +177,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Continue by the probe's own model, to no more positions than the probe has."""
+    """Continue by the probe's own model, to at most as many positions as the probe has."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -186,8 +194,10 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Draw from the whole vocabulary, in the shapes of greedy generation, for which programs may be compiled; further,
-    by the smallest and the largest numbers."""
+    """Draw from the whole vocabulary, in the shapes of greedy generation, for which programs may be compiled.
+
+    A further request uses the smallest and the largest random numbers.
+    """
     beyond = greedy_requests(probe).first[0]
     # float32 numbers, so that every port draws by the same ones.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -198,8 +208,10 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Draw with all options together, colder and warmer; further, with one option alone, and with a top-k of most of
-    the vocabulary."""
+    """Draw with all options together, colder and warmer.
+
+    Further requests use one option, or a top-k of most of the vocabulary.
+    """
     (drawn,) = drawing_requests(probe).first
     further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
     return Asked(
@@ -210,7 +222,7 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths beyond `max_length`; further, prompts of one token to long ones."""
+    """Continue prompts of different lengths beyond `max_length`, and prompts from one token to many."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -221,14 +233,17 @@ def ragged_requests(probe: Probe) -> Asked:
 
 
 def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
-    """The request with prompts that are cut to these lengths."""
+    """Return the request with prompts cut to these lengths."""
     cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
     return replace(request, name=name, prompt=cut, lengths=lengths)
 
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Search with beams; with an end token, some end. Further, beams of a single row, and a single beam."""
+    """Search with beams, some of which end if there is an end token.
+
+    Further requests search a single row, and with a single beam.
+    """
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
@@ -244,7 +259,7 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Search with scores that are divided by a power of their lengths."""
+    """Search with scores divided by a power of their lengths."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
@@ -252,7 +267,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _undecided(probe: Probe) -> Arrays:
-    """Return parameters for which all tokens are equally likely on average; otherwise one token would be repeated."""
+    """Return parameters with which all tokens are equally likely on average, so that none repeats."""
     if probe.config.tied_head:
         return _turned_away(probe)
     if "head.bias" not in probe.parameters:
@@ -270,8 +285,10 @@ def _blind_to_the_usual(probe: Probe) -> np.ndarray:
 
 
 def _turned_away(probe: Probe) -> Arrays:
-    """Keep a tied head from repeating the token that it has just read: half of the last norm's features, drawn, change
-    their sign. A bias makes no token likelier than another."""
+    """Keep a tied head from repeating the last token: half of the last norm's features change sign.
+
+    A bias makes all tokens equally likely.
+    """
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:
@@ -286,7 +303,7 @@ def _turned_away(probe: Probe) -> Arrays:
 
 
 def _likeliest(probe: Probe) -> int:
-    """Return the most frequent token without another meaning."""
+    """Return the most frequent token that is not a special token."""
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
     special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
     usual[special] = -np.inf
@@ -294,8 +311,10 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
-    """Choose other end tokens, as no bias moves this one: one that never occurs, and one that occurs in the most
-    different rows and steps."""
+    """Choose other end tokens where no bias can change them.
+
+    One never occurs; the other occurs in the most different rows and steps.
+    """
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -311,7 +330,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
 
 
 def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
-    """Return the step at which the token first occurs in each row that has it."""
+    """Return the step at which the token first occurs, for each row that has it."""
     return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
@@ -323,8 +342,10 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the bias of the end token with which rows end at as many different steps as possible. Until a row ends,
-    its tokens do not depend on the bias."""
+    """Choose the bias of the end token with which rows end at the most different steps.
+
+    Until a row ends, its tokens do not depend on the bias.
+    """
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
@@ -332,7 +353,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return whether all rows end in time, at how many different steps, and how late the first does."""
+        """Return whether all rows end in time, the number of different steps, and the first of them."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

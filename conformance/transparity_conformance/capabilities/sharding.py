@@ -1,10 +1,15 @@
 """The placement of a port's values on several ranks: declared by the port, verified, and undone.
 
-A port on ranks may have an attribute `placements`, a dict from the names of taps, parameters or methods (with `*` for
-any part) to a placement in words: `replicated` (the default), `partial` (the values of all ranks add up), `sharded:-1`
-(they are joined along the last axis), `rank:-1` (the last rank alone has it), and after any of these `padded:-1`
-(entries at the end of that axis are no part of it). As a dict, a placement may also say which entries each rank has
-along the axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`; entries of several ranks are replicas, −1 is padding.
+A port on several ranks may have an attribute `placements`, a dict from names of taps, parameters or methods to
+placements. `*` in a name matches any part. A placement is one of:
+
+| `replicated` | the same value on every rank (the default) |
+| `partial` | the values of all ranks are summed |
+| `sharded:-1` | the values are concatenated along the last axis |
+| `rank:-1` | only the last rank has the value |
+
+With `padded:-1`, entries at the end of that axis are padding. A dict also gives the entries of each rank along the
+axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. Entries on several ranks are replicas; −1 is padding.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
 
 PADDING = -1
-"""The index of an entry that is padding."""
+"""The index of a padding entry."""
 
 WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
 
@@ -33,7 +38,7 @@ class Placement:
     kind: str = "replicated"
     """`replicated`, `partial`, `sharded` or `rank`."""
     number: int = 0
-    """The axis of shards, or the rank that alone has the value."""
+    """The axis of shards, or the only rank that has the value."""
     padded: int | None = None
     """The axis with padding at its end."""
     indices: tuple[tuple[int, ...], ...] | None = None
@@ -49,23 +54,23 @@ REPLICATED = Placement()
 
 @dataclass(frozen=True)
 class Joined:
-    """The whole value, and how far replicas of it are apart."""
+    """The whole value, and the largest difference between its replicas."""
 
     value: np.ndarray
     gap: float = 0.0
     rank: int = 0
-    """The rank whose replica is farthest from that of the first rank that has it."""
+    """The rank whose replica differs most from the first one."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The ranks of a port, and the placements that it declares."""
+    """The ranks of a port, and its declared placements."""
 
     ranks: int = 1
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """The placement of a tap, a parameter, or the result of a method: the first whose pattern fits."""
+        """Return the first matching placement of a tap, a parameter, or the result of a method."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, REPLICATED)
 
@@ -78,7 +83,7 @@ ALONE = Sharding()
 
 
 def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
-    """The placements that a port declares; raises `PortError` for what is none."""
+    """Return the placements that a port declares; raise `PortError` if they are invalid."""
     if not isinstance(declared, Mapping):
         raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
     return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}
@@ -108,7 +113,7 @@ def _read(name: str, value: Any, ranks: int) -> Placement:
 
 
 def _words(value: Any) -> dict[str, Any]:
-    """A placement in words as a dict."""
+    """Return a placement in words as a dict."""
     if isinstance(value, str):
         words = [word.partition(":") for word in value.split()]
         return {word: number if colon else None for word, colon, number in words}
@@ -116,13 +121,13 @@ def _words(value: Any) -> dict[str, Any]:
 
 
 def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:
-    """Put the values of all ranks together.
+    """Combine the values of all ranks.
 
     Args:
-        name: the tap or the parameter, for messages.
-        values: by rank; None where a rank has none.
-        placement: the declared one.
-        shape: the shape that is expected; None if it is not known. Only padding that is declared is cut off.
+        name: The tap or parameter, for messages.
+        values: The values by rank; None where a rank has none.
+        placement: The declared placement.
+        shape: The expected shape, if known; only declared padding is removed.
 
     Raises `PortError` for values that are not placed as declared.
     """
@@ -184,7 +189,7 @@ JOINS = {"replicated": _replicas, "partial": _sum, "sharded": _shards}
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Put every entry at its index; entries that several ranks have are compared."""
+    """Put every entry at its index, and compare entries that several ranks have."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
@@ -204,7 +209,7 @@ def _by_index(
 
 
 def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
-    """The value without the padding that is declared."""
+    """Return the value without declared padding."""
     axis = placement.padded
     if axis is None or shape is None or len(shape) != value.ndim or not -value.ndim <= axis < value.ndim:
         return value
@@ -215,7 +220,7 @@ def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) ->
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` for a value whose size tells that its placement is another than it was declared to be."""
+    """Raise `PortError` for a value whose size contradicts its declared placement."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
@@ -230,13 +235,13 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
         )
     if has > expects:
         raise PortError(
-            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected; nothing is cut off silently: if the "
+            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected: if the "
             f"rest is padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
         )
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """The part of a whole value that each rank has; of a replicated one, all of it."""
+    """Return the part of a whole value for each rank; a replicated value is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

@@ -1,7 +1,7 @@
 """The capabilities of a port besides its forward pass, one row each.
 
-The check of a port in this process, bundles, the command line and the documentation all read this table; the name of a
-row is a section of a bundle and an option of the command line.
+The check of a port in this process, bundles, the command line and the documentation read this table. The name of a row
+is a section of a bundle and an option of the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transparity_conformance.capabilities.port_calls import has_method
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""What is compared with given parameters: all that needs none of its own making."""
+"""Capabilities compared with given parameters, because they need no parameters of their own."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,
@@ -43,11 +43,11 @@ FAULTS = {
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,
 }
-"""The faults that the checker knows by name, by subject; those of sharding as two ranks make them."""
+"""The known faults by subject; sharding faults are made for two ranks."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
 
 def offered_by(forward: object) -> list[Capability]:
-    """The capabilities that a port has."""
+    """Return the capabilities of a port."""
     return [row for row in CAPABILITIES.values() if has_method(forward, row.attribute)]

@@ -1,4 +1,4 @@
-"""The catalogue: every fault that can be put into the reference, in one file for each subject."""
+"""The catalogue: every fault that can be put into the reference, with one file for each subject."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     experts.faults,
     output_head.faults,
 )
-"""The faults that can be made at a tap, in the order in which equally good causes are listed."""
+"""The faults at a tap, in the order in which equally good causes are listed."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -56,27 +56,26 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Every fault that can be made at the tap `site`, except those with a number to be fitted; first those of a model
-    that is sharded over several `ranks`."""
+    """Yield every fault at the tap `site` without a fitted number; faults of sharding over `ranks` come first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    """Every fault with a number to be fitted."""
+    """Yield every fault with a number to be fitted."""
     for faults in WITH_A_NUMBER:
         yield from faults(config)
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Faults of the whole model, which have no site."""
+    """Yield faults of the whole model, which have no site."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault)
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Every fault at every group of `sites`, of a model on so many `ranks`."""
+    """Return every fault at every group of `sites`, for a model on `ranks` ranks."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -91,7 +90,7 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return each fault of `some` where it is made at most sites."""
+    """Return each fault of `some` with the most sites."""
     found: dict[tuple[str, str], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant

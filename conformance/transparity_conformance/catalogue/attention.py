@@ -1,4 +1,4 @@
-"""Faults in attention: its scale, cap and temperature, how heads are cut and put together, and which share a key."""
+"""Faults in attention: its scale, cap and temperature, the split and merge of heads, and shared keys."""
 
 from __future__ import annotations
 
@@ -82,28 +82,32 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4) -> str:
-    """`1/√48` for 0.1443, if the number has a name."""
+    """Return a name such as `1/√48` for 0.1443; empty if the number has none."""
     if scale > 0 and math.isclose(round(scale**-2), scale**-2, rel_tol=tolerance) and round(scale**-2) > 1:
         return f"1/√{round(scale**-2)}"
     return ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Scores multiplied by `scale`; a named factor is computed again for a model of another size."""
+    """Return the fault of scores multiplied by `scale`; a named factor is recomputed for other model sizes."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
-    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {kind} ({right:.4g})"
-    # What hides scores before they are scaled is scaled with them; that shows if it hides by half.
+    instead = kind if kind == "1" else f"{kind} ({right:.4g})"
+    description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
+    # Masked scores that are set before the scale are scaled too, which shows if the mask is weak.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Queries, keys and values `split`, scores with a `scale`, a `cap`, another `capping`, `temperature`, `rotated` or
-    `tiled` keys, and the context of `tiled` values, put together by `merge`."""
+    """Return a tap of attention with other settings.
+
+    The settings are: `split` of queries, keys and values; `scale`, `cap`, `capping` and `temperature` of scores;
+    `rotated` or `tiled` keys; `tiled` values; and `merge` of the context.
+    """
     tap = site.rpartition(".")[2]
     if tap == "weights":
         ratio = settings["scale"](state.config) / state.config.score_scale
@@ -136,7 +140,7 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
 
 
 def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: Value) -> Value:
-    """The query with its temperature by position, or with another `temperature`."""
+    """Return the query with its temperature by position, or with another `temperature`."""
     if split(site)[1] != "self_attention":
         return query
     positions, own = np.arange(query.shape[2])[np.newaxis], own_config(config, site)
@@ -147,7 +151,7 @@ def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: 
 
 
 def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
-    """Keys or values of every head."""
+    """Return the keys or values for every head."""
     if settings.get("tiled"):
         return np.tile(x, (1, config.num_heads // config.key_value_heads, 1, 1))
     return repeat_heads(x, config.num_heads)
@@ -176,7 +180,7 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 
 IN_TURN = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
 
-TILED = (  # at one tap both are the same; the first is what is said of it
+TILED = (  # equal at a single tap, where the first one is reported
     row("head-grouping", "{alone} tiled", tiled=True),
     row("head-grouping", "tiled", tiled=True),
 )
@@ -210,7 +214,7 @@ INTERLEAVED = (row("head-order", "split and merged interleaved", split=interleav
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """The first head of every group, then the second of every group, instead of group by group."""
+    """Return the first head of every group, then the second ones, instead of group by group."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
@@ -233,7 +237,7 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 
 def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Faults of the temperature of queries, a factor that grows with their positions."""
+    """Yield faults of the query temperature, a factor that grows with positions."""
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return

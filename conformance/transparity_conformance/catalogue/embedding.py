@@ -1,4 +1,4 @@
-"""Faults at the embedding: its scale, the positions, the padding token's row."""
+"""Faults at the embedding: its scale, the positions, the row of the padding token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         description = f"the embedding of the padding token ({config.pad_id}) is zero"
         yield fault("padding-row", "zeroed", says=description, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
-            description += ", where it is looked up here alone"
+            description += ", only where it is looked up here"
             yield fault("padding-row", "zeroed here", says=description, patch=_zeroed_here)
 
 
@@ -78,7 +78,7 @@ def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Faults of the tokens that positions count."""
+    """Yield faults of the tokens that positions count."""
     if config.position_count == "all":
         yield fault("position-count", "visible", patch=partial(_placed, _counting_visible))
         return
@@ -97,8 +97,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Token embeddings, patches as vectors, or what the convolutions make of frames, times `factor`; a named factor is
-    computed again for a model of another size."""
+    """Return the fault of embedded tokens, patches or frames times `factor`.
+
+    A named factor is recomputed for other model sizes.
+    """
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -111,14 +113,14 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
-    """Sinusoids of another base."""
+    """Return the fault of sinusoids with another base."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
     return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """The token embeddings, unscaled, without positions; of images and audio what takes their place."""
+    """Return unscaled token embeddings without positions, or embedded patches or frames."""
     if state.config.reads_pixels:
         patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
         return patches
@@ -135,7 +137,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """The rows (batch or 1, length) of the table of positions; `visible` marks the counted tokens."""
+    """Return the rows (batch or 1, length) of the position table; `visible` marks the counted tokens."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -199,7 +201,7 @@ def _waves(config: TransformerConfig, positions: np.ndarray, base: float, expone
 def sinusoids(
     exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
 ) -> np.ndarray:
-    """Sines and cosines in the right layout at the frequencies base^−exponent."""
+    """Return sines and cosines in the right layout, with frequencies base^−exponent."""
     both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
     return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 

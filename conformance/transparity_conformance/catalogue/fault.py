@@ -1,4 +1,4 @@
-"""A fault: a way to be wrong that can be put into the reference, and the taps at which it is made."""
+"""A fault: an error that can be put into the reference, and the taps at which it is made."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class WalkState:
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""From the configuration, the right parameters and a site to the parameters that are wrong."""
+"""Returns the wrong parameters, from the configuration, the right parameters and a site."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""From the state, a site and the right value there to the wrong value."""
+"""Returns the wrong value at a site, from the state, the site and the right value."""
 
 Settings = Mapping[str, Any]
-"""The parts of a formula in which a fault differs, by name."""
+"""The parts of a formula that a fault changes, by name."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
-"""From settings, the state, a site and the right value there to the value that the formula has with these settings."""
+"""Returns the value with these settings, from the settings, the state, the site and the right value."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry of the catalogue; a change that is None is not made."""
+    """An entry of the catalogue; only the given changes apply."""
 
     id: str
     """Its name in reports."""
@@ -54,30 +54,32 @@ class Fault:
     patch: Patch | None = None
     """Changes the value at a site."""
     formula: Formula | None = None
-    """Changes the value at a site to that of a formula with other `settings`. At one site faults of one formula act
-    together, with the settings of each."""
+    """Recomputes the value at a site with other `settings`.
+
+    At one site, faults of the same formula act together, each with its settings.
+    """
     settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
-    """Further taps of the site's sublayer that `patch` or `formula` changes."""
+    """Further taps of the sublayer that `patch` or `formula` changes."""
     downstream: Patch | None = None
-    """Changes the value that flows on behind a site, but not the value shown at the site."""
+    """Changes the value that continues after a site, but not the value shown there."""
     value: float | None = None
-    """The number in it, if it has one."""
+    """The number in it, if any."""
     equivalents: tuple[str, ...] = ()
-    """Ids of other faults that make exactly the same numbers, whatever the weights and inputs."""
+    """Ids of other faults with exactly equal results, whatever the weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """From a site to the site whose parameters are used there."""
+    """Returns the site whose parameters are used at a site."""
     exchange: Fault | None = None
-    """The fault that it is one side of, if the parameters of the site are used at the other in turn."""
+    """The two-sided swap of which this fault is one side."""
     of_ranks: bool = False
-    """Whether it is made on several ranks alone, by the way in which a model is sharded."""
+    """Whether it exists only on several ranks, because of the sharding."""
     reshapes: str = ""
-    """A tap in front of a site to which it gives another shape, with which nothing can be compared."""
+    """An earlier tap that it gives another shape, which cannot be compared."""
     is_mutual: bool = False
-    """Whether it is made at a site only if it is also made where that site's parameters are taken from."""
+    """Whether it also has to be made at the site whose parameters it uses."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
-        """The value at a site with this fault alone."""
+        """Return the value at a site with only this fault."""
         if self.formula is not None:
             value = self.formula(self.settings, state, site, value)
         return self.patch(state, site, value) if self.patch else value
@@ -92,14 +94,14 @@ class NumericFault:
     """Faults that differ by a number, which is fitted."""
 
     is_site: Callable[[str], bool]
-    """Whether it can be made at a tap."""
+    """Returns whether it can be made at a tap."""
     grid: Sequence[float]
-    """Positive numbers, in order, to begin with."""
+    """Positive starting values, in order."""
     make: Callable[[float], Fault]
 
 
 PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description", "settings"}
-"""The parts that a fault may have besides its name and its sentence; `settings` are all others."""
+"""The parts of a fault besides its name and sentence; all other keywords are `settings`."""
 
 
 def fault(
@@ -108,11 +110,11 @@ def fault(
     """Make a fault.
 
     Args:
-        identity: its id.
-        variant: its variant, in which `words` may stand.
-        says: its description; by default the sentence of causes.toml for the id and the variant.
-        words: the words in the variant and the sentence, by name.
-        change: what it changes: parts of a fault by their names there, all others are settings of the formula.
+        identity: Its id.
+        variant: Its variant, which may contain `words`.
+        says: Its description; by default the sentence of causes.toml for the id and variant.
+        words: The words in the variant and the sentence, by name.
+        change: Its changes: parts of a `Fault` by name; all others are settings of the formula.
     """
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
@@ -122,14 +124,14 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
-    """A fault in a table, before it is known for which configuration it is made."""
+    """A fault in a table, independent of a configuration."""
 
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
-    """Whether it can be made with a configuration."""
+    """Returns whether a configuration allows it."""
     change: Mapping[str, Any]
-    """What `fault` is told; `{c}` in its sentence is the configuration of the layer."""
+    """Arguments of `fault`; `{c}` in its sentence is the configuration of the layer."""
 
 
 def row(
@@ -140,11 +142,11 @@ def row(
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Make the faults of a table that are possible with `config`.
+    """Yield the faults of a table that `config` allows.
 
     Args:
-        formula: what the settings of the rows belong to.
-        words: further words of the sentences.
+        formula: The formula to which the settings belong.
+        words: Further words of the sentences.
     """
     for each in rows:
         if each.when(config):
@@ -155,13 +157,13 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Make a fault of each variant of a table, which has the value of one setting of `formula`."""
+    """Yield a fault for each variant of a table, with its value of one setting of `formula`."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
 
 def is_same(one: float, other: float) -> bool:
-    """Return whether two factors are one, computed in two ways in float64."""
+    """Return whether two factors, computed in different ways in float64, are equal."""
     return abs(one - other) <= RULES["float64"].budget(0.0, epsilon("float64"), max(abs(one), abs(other)))
 
 
@@ -179,11 +181,11 @@ class Number:
     field: str
     """Its name in the configuration."""
     says: str
-    """The description, in which `{v}` is the value, and `{instead}` says what is right."""
+    """The description; `{v}` is the value, and `{instead}` states the right one."""
     formula: Formula
     variant: str = "{v:.6g}"
     setting: str = ""
-    """Its name in the settings of the formula, if that is another."""
+    """Its name in the settings of the formula, if it differs."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         """Return the fault with the value `v`."""
@@ -196,7 +198,7 @@ class Number:
         return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
-        """Return the faults with the values that are usual in published models."""
+        """Yield the faults with values that are usual in published models."""
         for v in usual(self.field):
             if v != getattr(config, self.field):
                 yield self.fault(config, v)
@@ -211,7 +213,7 @@ class Hypothesis:
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
-        """All taps that `fault.patch` or `fault.formula` changes."""
+        """Return all taps that `fault.patch` or `fault.formula` changes."""
         if not (self.fault.patch or self.fault.formula):
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
@@ -222,8 +224,11 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Every sensible set of `sites`, the widest first: all of them, those that look at the same tokens, those of one
-    stack, of one part in both stacks, of one kind of sublayer, of one layer, of one sublayer, and each alone."""
+    """Return all sensible sets of `sites`, the widest first.
+
+    A set has all sites, or the sites with the same tokens, of one stack, part, kind of sublayer, layer or sublayer.
+    Single sites come last.
+    """
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in (_keys, _stack, _part, _kind, _layer, _sublayer, str):
@@ -235,12 +240,12 @@ def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _keys(site: str) -> str:
-    """The input whose padding is masked: the encoder and cross-attention share theirs."""
+    """Return the input whose padding is masked; the encoder and cross-attention share it."""
     return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
 
 
 def _part(site: str) -> str:
-    """`feed_forward_norm` of every layer of either stack."""
+    """Return `feed_forward_norm` for that norm in every layer of either stack."""
     return "".join(site.split(".")[3:4])
 
 
@@ -253,7 +258,7 @@ def _layer(site: str) -> str:
 
 
 def _kind(site: str) -> str:
-    """`decoder.cross_attention` of `decoder.layers.1.cross_attention.key`: all layers of it share their code."""
+    """Return `decoder.cross_attention` for `decoder.layers.1.cross_attention.key`; its layers share their code."""
     parts = site.split(".")
     return f"{parts[0]}.{parts[3]}" if len(parts) > 3 else parts[0]
 

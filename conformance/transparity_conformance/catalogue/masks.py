@@ -1,4 +1,4 @@
-"""Faults between scores and weights: the mask, the value of masked scores, sinks, and the axis of the softmax."""
+"""Faults between scores and weights: the mask, masked scores, sinks, and the axis of the softmax."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _masked(identity: str, variant: str, value: float | None = None, **change: A
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The weights with another mask, masked score, way to mask, or axis of the softmax; other taps as they are."""
+    """Return the weights with another mask, masked score, order or softmax axis; other taps are unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -50,7 +50,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _masked_score(settings: Settings, config: TransformerConfig) -> float:
-    """The number in place of masked scores: another, as large as it is behind the scale, or in the other order."""
+    """Return the replacement of masked scores: another value, scaled likewise, or in the other order."""
     masked, given = config.masked_score, config.mask_value
     if "order" in settings:
         masked = dataclasses.replace(config, mask_order=settings["order"](config)).masked_score
@@ -61,7 +61,7 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
 
 
 def sinks_at(state: WalkState, site: str) -> Value | None:
-    """The sinks of the attention whose weights are at `site`, if it has any."""
+    """Return the sinks of the attention whose weights are at `site`, if any."""
     return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
@@ -70,14 +70,14 @@ def _softmax_over(axis: int, scores: Value) -> Value:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """A fault of the mask that may hide all keys of a row: with the weights that ports have there."""
+    """Yield a fault of the mask that may hide all keys of a row, with each result of such rows in ports."""
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
 
 
 BLIND = ("NaN", "by scores")
-"""Weights of rows that see nothing: those of a softmax of −∞ alone, and of scores that are all less by one number."""
+"""Weights of rows without a visible key: NaN from a softmax of −∞, or a softmax of equally shifted scores."""
 
 
 CAUSAL = (
@@ -182,13 +182,13 @@ def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
 
 
 def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
-    """A fault of a layer that has another layer's window."""
+    """Return a fault of a layer that has another layer's window."""
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
     return _masked(identity, variant, says=says, **settings)
 
 
 Window = tuple[int | None, WindowKind]
-"""The size and the kind of a window; without one, the kind is `sliding`."""
+"""The size and kind of a window; without a window, the kind is `sliding`."""
 
 
 def _window(own: TransformerConfig) -> Window:
@@ -204,7 +204,7 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """The window of the kind that follows the layer's own in `layer_types`, with another window."""
+    """Return the window of the next different kind in `layer_types`."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
@@ -216,7 +216,7 @@ def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """The values that ports return where a row has no visible key; faults only where masked keys weigh something."""
+    """Yield the results of ports for rows without a visible key; they are faults only if masked keys have weight."""
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield _hidden_row("zero context", "returns zeros", _zero_context)
@@ -269,7 +269,7 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
     "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
     "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
-"""Wrong sinks, in words and as functions of the right ones; None: no sink."""
+"""Wrong sinks as functions of the right ones; None: no sink."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -288,14 +288,14 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """The weights with 1 added to the sum of each softmax."""
+    """Return the weights with 1 added to the sum of each softmax."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The weights with other `sinks`, or with that of the sink at the first key."""
+    """Return the weights with other `sinks`, or with the sink's weight added to the first key."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

@@ -1,4 +1,4 @@
-"""Faults of norms: eps, its place, the deviation, the kind of norm, or none at all; of latents and recurrences, too."""
+"""Faults of norms: eps, its place, the deviation, the kind of norm, or none; also in latents and recurrences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.attention import project_heads
-from transparity_numpy.normalization import norm
+from transparity_numpy.norms.table import norm
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NormForm:
     """Whether the mean is subtracted, if the variance is taken around it."""
     correction: int = 0
     summed: bool = False
-    """Whether the squares are added up, instead of their mean."""
+    """Whether squares are summed instead of averaged."""
     outside: bool = False
     """Whether eps is added to the deviation instead of the variance."""
     biased: bool = True
@@ -53,10 +53,10 @@ class NormForm:
     more: float = 0.0
     """The number added to the gain."""
     statistics: str = "features"
-    """The axes: `features`, `heads` and their features, the `batch` and positions, or `running` statistics."""
+    """The axes: `features`, `heads` with their features, the `batch` with positions, or `running` statistics."""
     eps: float = 0.0
     factor: float = 1.0
-    """The number that the input is multiplied by."""
+    """The factor of the input."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -89,20 +89,20 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         yield from _taken(name, other)
-    # a norm by its input's own statistics, which only eps tells from a scale
+    # For a norm with its input's statistics, only eps distinguishes it from a scaled input.
     ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         yield _scaled_input(factor, ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
-    """The parameters of two norms exchanged, and of one used in place of the other's, which is right in its own."""
+    """Yield the swap of two norms' parameters, and the use of one norm's parameters for both."""
     pair = (min(name, other), max(name, other))
     change, taken_from = partial(_exchanged, pair), partial(_beside, other)
-    says = f"the parameters of {pair[0]} and {pair[1]} are exchanged"
+    says = f"the parameters of {pair[0]} and {pair[1]} are swapped"
     both = fault("norm-swapped", " and ".join(pair), says=says, alter=change, taken_from=taken_from, is_mutual=True)
     yield both
-    says = f"the parameters of {other} are used for {name}, too"
+    says = f"the parameters of {other} are also used for {name}"
     variant = f"{other} for {name}"
     yield fault("norm-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
 
@@ -112,7 +112,7 @@ def _beside(name: str, site: str) -> str:
 
 
 def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
-    says = f"what this norm is given is {factor:g} × ours"
+    says = f"the input of this norm is {factor:g} × ours"
     return fault("norm-input-scale", f"{factor:g}", says=says, formula=norm_with, factor=factor, equivalents=ties)
 
 
@@ -121,14 +121,14 @@ def _formed(identity: str, variant: str, **settings: Any) -> Fault:
 
 
 def _of_batch() -> Iterator[Fault]:
-    """Faults of a BatchNorm."""
+    """Yield faults of a BatchNorm."""
     yield _formed("norm-eps-placement", "outside the root", outside=True)
     yield _formed("norm-kind", "batch statistics", statistics="batch")
     yield _formed("norm-kind", "LayerNorm", statistics="features")
 
 
 def _of_layer(right: NormForm) -> Iterator[Fault]:
-    """Faults of a LayerNorm."""
+    """Yield faults of a LayerNorm."""
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
     description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
@@ -163,7 +163,7 @@ def _of_layer(right: NormForm) -> Iterator[Fault]:
 
 
 def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
-    """Faults of an RMSNorm."""
+    """Yield faults of an RMSNorm."""
     yield _formed("norm-eps-placement", "outside the root", outside=True)
     yield _formed("norm-variance", "n − 1", correction=1)
     yield _formed("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True)
@@ -172,14 +172,14 @@ def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
 
 
 def _heads_otherwise(right: NormForm) -> Fault:
-    """A norm of queries or keys over the features of all heads instead of each, or of each instead of all."""
+    """Return a norm over the features of all heads instead of each, or of each instead of all."""
     if right.statistics == "heads":
         return _formed("query-key-norm", "each head", statistics="features")
     return _formed("query-key-norm", "heads together", statistics="heads")
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """The norms whose parameters may be used instead of this one's."""
+    """Return the norms whose parameters may be used instead of this one's."""
     if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
         return []  # of other sizes
     if is_head_norm(site):
@@ -196,7 +196,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def form_at(config: TransformerConfig, site: str) -> NormForm:
-    """The right norm at a tap."""
+    """Return the right norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site) or is_latent(site):
         together = is_head_norm(site) and config.query_key_norm_over == "projection"
@@ -215,18 +215,18 @@ def form_at(config: TransformerConfig, site: str) -> NormForm:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    # x · s with eps is exactly x with eps / s²; where statistics are the running ones, it is not
+    # x · s with eps equals x with eps / s², except with running statistics.
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
     return dataclasses.replace(EPS.fault(config, eps), equivalents=ties)
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is made by a norm: one between sublayers, of a latent, or of what a recurrence reads."""
+    """Return whether a tap is the result of a norm: between sublayers, of a latent, or in a recurrence."""
     return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The norm at a tap with other settings; of a recurrence, with its gate."""
+    """Return the norm at a tap with other settings; in a recurrence, with its gate."""
     if is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -266,11 +266,11 @@ def normed_input(state: WalkState, site: str, x: Value) -> Value:
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports have in front of an attention without one."""
+"""Norms that ports add before an attention without one."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """The query, key or value of a norm of the layer's input: `source`, a norm of the stack, or a fresh one."""
+    """Return the query, key or value from a norm of the layer's input: `source`, or a new norm."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], layer_input(state, scope)
     if source is None:
@@ -302,7 +302,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The norm of what a recurrence reads, times its gate, with other settings."""
+    """Return the norm of a recurrence's output times its gate, with other settings."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
@@ -326,7 +326,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent, in words and as settings of the norm."""
+"""Wrong norms of a latent, as settings of the norm."""
 
 LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
 

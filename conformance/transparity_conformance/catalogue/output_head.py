@@ -1,4 +1,4 @@
-"""Faults at the head: its scale, its cap, and what of the last layer goes into it."""
+"""Faults at the head: its scale, its cap, and its input from the last layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
 from transparity_numpy.heads.transform import transform_for_head
-from transparity_numpy.normalization import norm
+from transparity_numpy.norms.table import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -88,7 +88,7 @@ def _last(state: WalkState) -> Value:
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The logits of an input times another `scale`, with another `cap` or `capping`."""
+    """Return the logits with another `scale`, `cap`, `capping`, `pooler` or `transform`."""
     x, changes = _last(state), dict[str, Any]()
     if state.config.has_pooler:
         x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
@@ -129,7 +129,7 @@ TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
     "norm alone": _normed,
     **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
-"""What ports have in front of the head of masked words."""
+"""Transformations of ports before the masked-language head."""
 
 
 def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
@@ -149,7 +149,7 @@ POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "without activation": partial(_through_pooler, "without activation"),
     **{name: partial(_through_pooler, name) for name in ("tanh", "relu", "gelu")},
 }
-"""What ports do to a pooled state."""
+"""Transformations of ports after pooling."""
 
 
 def _visible(state: WalkState) -> Value:
@@ -161,12 +161,12 @@ def _output(state: WalkState) -> Value:
 
 
 def _tokens(state: WalkState) -> np.ndarray | None:
-    """The tokens of the stack that is pooled; none of an image."""
+    """Return the tokens of the pooled stack; None for an image."""
     return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
 
 
 def _last_eos(state: WalkState, site: str, value: Value) -> Value:
-    """The state at the last end token, or at the last position in a row without any."""
+    """Return the state at the last end token, or at the last position in a row without one."""
     x, tokens = _output(state), _tokens(state)
     assert tokens is not None
     turned = (tokens == state.config.eos_id)[:, ::-1].argmax(1)
@@ -174,7 +174,7 @@ def _last_eos(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _before_eos(state: WalkState, site: str, value: Value) -> Value:
-    """The state in front of the first end token, or at the first position."""
+    """Return the state before the first end token, or at the first position."""
     x, tokens = _output(state), _tokens(state)
     assert tokens is not None
     ends = (tokens == state.config.eos_id).argmax(1)
@@ -182,7 +182,7 @@ def _before_eos(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
-    """The positions that a port may pool: those by tokens where there are such, and an end token."""
+    """Yield the positions that a port may pool; some need tokens or an end token."""
     for name, pooled in POOLINGS.items():
         by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
         if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
@@ -195,13 +195,13 @@ def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
 
 
 def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
-    """The pooled state as if no position were padding."""
+    """Return the pooled state as if no position were padding."""
     config = dataclasses.replace(state.config, pooling=pooling)
     return pool(config, _output(state), np.ones_like(_visible(state)), _tokens(state)).astype(value.dtype)
 
 
 def _before_padding(state: WalkState, site: str, value: Value) -> Value:
-    """The state at the position that the number of visible tokens names, which is the last where padding follows."""
+    """Return the state at the number of visible tokens, which is the last one before padding on the right."""
     x, count = _output(state), _visible(state).sum(1)
     return x[np.arange(len(x)), np.maximum(count, 1) - 1].astype(value.dtype)
 
@@ -225,7 +225,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
     "last of all": (partial(_all, "last"), "the last position, be it padding,"),
     "last by count": (_before_padding, "the position that the number of visible tokens names"),
     "first visible": (_first_visible, "the first visible position"),
-    "before eos": (_before_eos, "the position in front of the first end token"),
+    "before eos": (_before_eos, "the position before the first end token"),
     "last eos": (_last_eos, "the position of the last end token, or the last position,"),
 }
 """Positions that ports pool."""

@@ -1,4 +1,4 @@
-"""Faults in the order of rows: queries, keys and values in one matrix, and the features of heads that are rotated."""
+"""Faults in the order of rows: packed queries, keys and values, and rotated features of heads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Rows in the order of the other rotary layout, as converters between checkpoints of Meta and others make them."""
+    """Yield faults of rows in the other rotary layout, as converters of Meta's checkpoints produce them."""
     for layout in ("neighbours", "halves"):
-        if config.rotated_dim > 2:  # two features have one order
+        if config.rotated_dim > 2:  # two features have only one order
             says = f"the rows of each head's weights are permuted, as for a rotation of {layout}"
             yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
 
@@ -49,8 +49,10 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the tap may come from packed queries, keys and values: in checkpoints of GPT-2, BLOOM, GPT-NeoX,
-    Falcon and InternLM, and in every port with one projection for all three."""
+    """Return whether a tap may come from packed queries, keys and values.
+
+    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM pack them, and any port may.
+    """
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in ROLES and is_plain
@@ -60,7 +62,7 @@ ROLES = ("query", "key", "value")
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Rows that are packed as query, key, value, but taken for the roles in another order."""
+    """Return the fault of rows packed as query, key, value but read in another order."""
     source = dict(zip(order, ROLES, strict=True))
     says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
     return fault(
@@ -80,7 +82,7 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows that are packed as (groups, heads and roles, features) as (roles, heads, features)."""
+    """Read rows packed as (groups, heads and roles, features) as (roles, heads, features)."""
 
     def read(roles: list[np.ndarray]) -> list[np.ndarray]:
         packed = np.concatenate([_by_group(config, each) for each in roles], axis=1)
@@ -91,7 +93,7 @@ def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) ->
 
 
 def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows that are packed as (roles, heads, features) as (groups, heads and roles, features)."""
+    """Read rows packed as (roles, heads, features) as (groups, heads and roles, features)."""
 
     def read(roles: list[np.ndarray]) -> list[np.ndarray]:
         packed = _by_group(config, np.concatenate(roles))
@@ -102,20 +104,20 @@ def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) ->
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """A weight, or a bias: of zeros for keys without one where the others have it (Whisper)."""
+    """Return a weight or bias; zeros for a missing key bias (Whisper)."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 
 
 def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
-    """The heads of queries, keys or values as (groups, heads of each group, features …)."""
+    """Return the heads of queries, keys or values as (groups, heads of each group, features …)."""
     return heads.reshape(config.key_value_heads, -1, *heads.shape[1:])
 
 
 def _repacked(
     config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> Arrays:
-    """The weight and bias that are read for the role at `site`."""
+    """Return the weight and bias that are read for the role at `site`."""
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""Faults in carrying weights over: transposed, exchanged, left out, tied."""
+"""Faults in loading weights: transposed, swapped, left out, tied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
-    """Faults with the weight and the bias of one linear map."""
+    """Yield faults with the weight and bias of one linear map."""
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
@@ -53,6 +53,7 @@ FED = {
 """The linear maps of a feed-forward by their taps."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
+"""The linear maps of a recurrence by the taps at which they act; three of them precede convolutions."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
 """The linear maps of a recurrence by the taps at which they act; behind three of them are convolutions."""
@@ -69,16 +70,16 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""What the names of a sublayer's other parameters begin with, by the taps at which they act."""
+"""Prefixes of a sublayer's other parameters, by the taps at which they act."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
 def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
-    """Two weights exchanged, and one used in place of the other, which is right in its own place."""
+    """Yield the swap of two weights, and the use of one weight for both."""
     other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
     taken_from, without = partial(site_of, other), "" if biases else " without biases"
-    says = f"the weights of {pair[0]} and {pair[1]} are exchanged{'' if biases else ', their biases are not'}"
+    says = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
     both = fault(
         "weight-swapped",
         f"{' and '.join(pair)}{without}",
@@ -88,13 +89,13 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
         is_mutual=True,
     )
     yield both
-    says = f"the weight of {other} is used for {role}, too{'' if biases else ', with its own bias'}"
+    says = f"the weight of {other} is also used for {role}{'' if biases else ', with its own bias'}"
     variant = f"{other} for {role}{without}"
     yield fault("weight-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
 
 
 def site_of(role: str, site: str) -> str:
-    """The tap of `role` in the sublayer of `site`."""
+    """Return the tap of `role` in the sublayer of `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -119,7 +120,7 @@ def scope_of_head(config: TransformerConfig) -> str:
 
 
 def _part(site: str) -> str | None:
-    """The linear map whose result is tapped as `site`."""
+    """Return the linear map whose result is tapped as `site`."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -135,7 +136,7 @@ def _part(site: str) -> str | None:
 
 
 def parts_at(config: TransformerConfig, site: str) -> list[str]:
-    """Every linear map whose parameters act at `site`."""
+    """Return every linear map whose parameters act at `site`."""
     part = _part(site)
     if part is None:
         return []
@@ -150,7 +151,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """The linear map of a role that acts at `site`."""
+    """Return the linear map of a role that acts at `site`."""
     part = _part(site)
     assert part is not None
     return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")
@@ -170,7 +171,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # in a model of another size it cannot be made
+        return {}  # impossible in a model of another size
     kinds = ("weight", "bias") if biases else ("weight",)
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
@@ -188,19 +189,19 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Faults of layers that share one module."""
+    """Yield faults of layers that share one module."""
     parts = site.split(".")
     if len(parts) < 4:
         return
     last = config.stack_num_layers(parts[0]) - 1
     for name, layer in {"first": 0, "last": last}.items():
         if int(parts[2]) != layer and (name == "first" or last > 1 or layer != 0):
-            says = f"the weights of the {name} layer are used in this layer, too"
+            says = f"the weights of the {name} layer are also used in this layer"
             yield fault("layer-shared", name, says=says, alter=partial(of_layer, layer))
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """The parameters that act at `site`, taken from the same place in another layer of its stack."""
+    """Return the parameters that act at `site`, taken from the same place in another layer."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"

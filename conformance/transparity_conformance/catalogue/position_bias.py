@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
-    """The bias of distances that is added to the scores at `site`, or None."""
+    """Return the bias of distances that is added to the scores at `site`, or None."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention":
         return None
@@ -41,7 +41,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""From the configuration, distances, and whether both directions are told apart, to the bucket of each distance."""
+"""Returns the bucket of each distance, from the configuration, distances, and whether directions differ."""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -84,7 +84,7 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Buckets of which the first 1/`part` are exact, and shares of one are made `whole`."""
+    """Return buckets whose first 1/`part` are exact, and the others logarithmic, rounded by `whole`."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
@@ -93,7 +93,7 @@ def _shared(
 
 
 def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
-    """The first bucket of each direction, the number of buckets in one, and absolute distances."""
+    """Return the first bucket of each direction, the number of buckets in one, and absolute distances."""
     count = config.relative_buckets // 2 if both else config.relative_buckets
     near = np.abs(distances) if both else np.maximum(-distances, 0)
     return count * (distances > 0) * both, count, near
@@ -124,7 +124,7 @@ def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, va
 
 
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Faults of any bias: it is multiplied by a wrong number."""
+    """Yield faults of any bias: a wrong factor."""
     kind = "relative" if config.has_relative_bias else "alibi"
     yield _weighted(f"{kind}-missing", "missing", lambda c: 0.0)
     yield _weighted(f"{kind}-sign", "turned", lambda c: -1.0)

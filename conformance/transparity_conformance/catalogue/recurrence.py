@@ -1,5 +1,8 @@
-"""Faults of a recurrence: its convolutions, the length of queries and keys, decay and strength of what is written, the
-rule of the state, and the norm with a gate behind it; and the gate of attention."""
+"""Faults of a recurrence, and of the gate of attention.
+
+In a recurrence: its convolutions, the length of queries and keys, decay and strength of updates, the rule of the state,
+and the gated norm.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_
 from transparity_numpy.mixers.convolution import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the weights (features, width) and what is convolved to the result, in front of the activation."""
+"""Returns the convolution before the activation, from the weights (features, width) and the input."""
 
 
 def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -134,7 +137,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Those of a state-space model, whose gate is in front of the norm, which is over groups of heads."""
+"""Norms of a state-space model, whose gate precedes the norm over groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -170,7 +173,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Faults of the time step, which with the delta rule shows in the decay alone, and of the decay."""
+    """Yield faults of the time step, which with the delta rule shows only in the decay, and of the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}
@@ -196,7 +199,7 @@ def _scope(site: str) -> str:
 
 
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """A convolution and its activation, with other settings."""
+    """Return a convolution and its activation, with other settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
     kernel = parameters_of(state, f"{part}_convolution")
     y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, recurrence_input(state, site)))
@@ -211,7 +214,7 @@ def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """The time step or, at its own tap, the decay, with other settings."""
+    """Return the time step or, at its own tap, the decay, with other settings."""
     own, scope = own_config(state.config, site), _scope(site)
     x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
@@ -229,7 +232,7 @@ def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """What is read from the state, by the delta rule or by that of a state-space model, with other settings."""
+    """Return the output of the state, by the delta rule or a state-space model's, with other settings."""
     own, scope = own_config(state.config, site), _scope(site)
     heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
     repeat = _tiled if settings.get("tiled") else repeat_heads

@@ -1,4 +1,4 @@
-"""Faults in how the parts are put together: residuals, the activation, its gate, the place of the norms."""
+"""Faults in combining the parts: residuals, the activation, its gate, the place of the norms."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _multiplier_faults(right: float) -> Iterator[Fault]:
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
-        return  # the residual is that of both branches
+        return  # both branches share the residual
     if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
         description = "the residual adds the normalised tensor instead of the one before the norm"
         yield _residual("normalised", description, sublayer_input)
@@ -137,7 +137,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """A sublayer whose residual is the value that `source` returns."""
+    """Return the fault of a sublayer whose residual is the value that `source` returns."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sublayer_of(site)
@@ -163,7 +163,7 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
     x, out = stream(state, scope, sublayer), state.taps[output_of(state.config, f"{scope}.{sublayer}")]
-    # what the norm then finds with the residual added is what the sublayer adds
+    # With this output, the norm's input after the residual is only the sublayer's addition.
     state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out - x / x.dtype.type(
         state.config.residual_multiplier
     )
@@ -173,7 +173,7 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
-    """The stream behind the attention of a layer with parallel branches, through a norm."""
+    """Return the stream after the attention of a layer with parallel branches, through a norm."""
     x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
 

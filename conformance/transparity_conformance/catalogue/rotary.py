@@ -1,4 +1,4 @@
-"""Faults of rotary positions: the layout, the angles and the direction of the rotation of queries and keys."""
+"""Faults of rotary positions: the layout, the angles and the direction of rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from transparity_numpy.rotary.yarn import yarn_ends
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
 Field = Callable[[TransformerConfig], Any]
-"""From a configuration of any size to the value of one changed field."""
+"""Returns the value of one changed field, for a configuration of any size."""
 
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 APART = {"interleaved": "neighbours", "halves": "half the features apart"}
@@ -62,7 +62,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _rotates_heads(config: TransformerConfig, site: str) -> bool:
-    """Return whether whole heads of a self-attention are rotated: of a latent's, values have another size."""
+    """Return whether whole heads of a self-attention are rotated; values of latent attention have another size."""
     own = own_config(config, site)
     return split(site)[1] == "self_attention" and own.positions == "rotary" and own.kv_lora_rank is None
 
@@ -72,11 +72,11 @@ def _turned_value(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Faults of far positions: they are rounded, or beyond the end of a table."""
+    """Yield faults of far positions: rounded, or beyond the end of a table."""
     for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
-            says = f"positions are rounded to {kind}, which has not every whole number beyond {exact:,}"
+            says = f"positions are rounded to {kind}, which does not represent every integer beyond {exact:,}"
             yield fault(
                 "rotary-precision",
                 f"positions in {kind}",
@@ -95,7 +95,7 @@ def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
 
 
 SHORTEST_TABLE = 7
-"""The power of two of the fewest rows of a table that ends too early."""
+"""The exponent of two for the fewest rows of a table that is too short."""
 
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (
@@ -104,14 +104,14 @@ BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     ),
     "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
 }
-"""What ports do with positions beyond the end of a table."""
+"""Results of ports for positions beyond the end of a table."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
-"""The share of a head's features that ports turn."""
+"""The share of a head's features that ports rotate."""
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
-    """Faults of a layer that is rotated as layers of another kind are."""
+    """Yield faults of a layer that is rotated like layers of another kind."""
     for kind, other in config.layer_kinds.items():
         for part, fields in PARTS.items() if other.positions == "rotary" else ():
             if any(getattr(other, name) != getattr(own, name) for name in fields):
@@ -122,7 +122,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
 
 PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
-"""The fields that ports mistake for those of another kind of layer, together or alone."""
+"""The fields that ports may take from another kind of layer, together or separately."""
 
 
 def _turned_dim(share: float, config: TransformerConfig) -> int:
@@ -130,7 +130,7 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
 
 
 def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
-    """YaRN's frequencies, with other ends of the transition."""
+    """Return YaRN's frequencies with other ends of the transition."""
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)
@@ -143,7 +143,7 @@ def _plain(config: TransformerConfig) -> np.ndarray:
 
 
 def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
-    """Frequencies with another share of the plain one in that of Llama 3.1 or YaRN."""
+    """Return frequencies with another share of the unscaled ones in Llama 3.1's or YaRN's mixture."""
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor
@@ -171,11 +171,11 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind", "before_norm")
-"""The settings that are no fields of the configuration."""
+"""The settings that are not fields of the configuration."""
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
-    """Queries or keys as `config` rotates them, but for `settings`."""
+    """Return queries or keys rotated as `config` requires, except for `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = dataclasses.replace(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
@@ -200,7 +200,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent:  # whose last features are rotated
+    if is_latent:  # only the last features are rotated
         begin = x.shape[-1] - config.rotated_dim
     return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
 
@@ -223,7 +223,7 @@ IN_HALF = {
     "tables": "the cosines and sines of the rotary angles are rounded to {}",
     "everything": "the rotary angles, their cosines and their sines are computed in {}",
 }
-"""The parts of the rotation that ports keep in half precision, as a model that is cast as a whole does."""
+"""Parts of the rotation that ports compute in half precision, for example by casting the whole model."""
 
 
 BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:.6g}{instead}", _turn)
@@ -247,7 +247,7 @@ def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
 
 LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
 BY_PARTS = _scaled("llama3", "yarn")
-"""Slow angles are scaled, and fast ones not."""
+"""Slow angles are scaled, fast ones are not."""
 
 
 def _factor(variant: str, value: Field) -> FaultRow:
@@ -315,7 +315,7 @@ OF_ONE = (
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
         is_site = partial(_is_rotated, config, own)
-        slowest = 1 if own.rotary_scaling == "yarn" else 0  # whose base is greater than 1
+        slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1
         yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
         if own.rotary_attention_factor != 1:
             grid = [own.rotary_attention_factor * 1.1**power for power in range(-8, 9)]
@@ -326,5 +326,5 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def _is_rotated(config: TransformerConfig, own: TransformerConfig, site: str) -> bool:
-    """Return whether queries or keys are rotated there, in a layer that is configured as `own`."""
+    """Return whether queries or keys are rotated there, in a layer configured as `own`."""
     return site.endswith("_rotated") and own_config(config, site) == own

@@ -1,4 +1,4 @@
-"""Faults of a model that is sharded over ranks, whose effect depends on their number: on one rank there is none."""
+"""Faults of a model that is sharded over ranks; their effect depends on the number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions.alibi import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
-"""The linear maps whose inputs are sharded, by their tap: their name, and the tap of their input."""
+"""The linear maps with sharded inputs, by their tap: their name, and the tap of their input."""
 
 FUSED = {
     "query, key and value": ("query", "key", "value"),
@@ -29,11 +29,11 @@ FUSED = {
     "gate and up": ("gate", "up"),
     "up and gate": ("up", "gate"),
 }
-"""Linear maps of the same input that ports keep in one matrix, in this order."""
+"""Linear maps of the same input that ports fuse into one matrix, in this order."""
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Every fault of a model on `ranks` ranks that can be made at a tap."""
+    """Yield every fault of a model on `ranks` ranks at a tap."""
     if ranks > 1:
         yield from _row_parallel(config, site, ranks)
         yield from _fused(config, site, ranks)
@@ -42,7 +42,7 @@ def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
 
 
 def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Faults of the sum over ranks behind a linear map whose inputs are sharded, or of a head by columns."""
+    """Yield faults of the sum over ranks after a linear map with sharded inputs, or a head by columns."""
     role, inputs = next((row for end, row in ROW_PARALLEL.items() if site.endswith(end)), ("", ""))
     parts = parts_at(config, site)
     shapes = parameter_shapes(config)
@@ -55,11 +55,11 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
     yield _fault(
         "reduced-twice",
         "reduced twice",
-        says=f"what is whole on every rank is added up over the ranks once more ({ranks} ×)",
+        says=f"a value that is whole on every rank is summed over the ranks again ({ranks} ×)",
         patch=lambda state, site, value: value * value.dtype.type(ranks),
     )
     if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are not sharded
-        says = f"the sum over the ranks is missing: that of rank 0 alone, of {ranks}, is used"
+        says = f"the sum over the ranks is missing: only rank 0 of {ranks} is used"
         yield _fault("not-reduced", role, says=says, patch=partial(_of_one_rank, role, inputs, ranks))
 
 
@@ -73,7 +73,7 @@ def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arra
 
 
 def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str, value: Value) -> Value:
-    """The map of the first rank's share of the inputs, with the whole bias."""
+    """Return the map of the first rank's share of the inputs, with the whole bias."""
     scope = site.rpartition(".")[0]
     given, own = state.taps[f"{scope}.{inputs}"], parameters_of(state, f"{scope}.{role}")
     width = given.shape[-1] // ranks
@@ -81,7 +81,7 @@ def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str
 
 
 def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """One matrix of several maps that is cut across all of its rows, and not in each map's own rows."""
+    """Yield faults of one fused matrix that is cut across all of its rows instead of within each map."""
     scope, sublayer, tap = split(site)
     shapes = parameter_shapes(config)
     for name, roles in FUSED.items():
@@ -106,7 +106,7 @@ def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, par
 
 
 def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
-    """The rows that each map has if every rank takes the next rows of all, and reads them as its own of each map."""
+    """Return the rows of each map if every rank takes consecutive rows of the fused matrix."""
     sizes = [len(parameters[name]) // ranks for name in names]
     by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
     own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
@@ -114,7 +114,7 @@ def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """The distance bias of each head by its number on its own rank."""
+    """Yield the distance bias indexed by the head's number on its own rank."""
     _, sublayer, tap = split(site)
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
@@ -124,7 +124,7 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
         yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
         yield _fault("heads-by-rank", "alibi", says=says, patch=partial(_local_slopes, config.num_heads, local))
-        says = f"slopes are those of a model with the heads of one rank, of {ranks}"
+        says = f"slopes belong to a model with only one rank's heads, of {ranks} ranks"
         few = config.num_heads // ranks
         yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(_local_slopes, few, local))
 
@@ -141,7 +141,7 @@ def _local_slopes(heads: int, local: np.ndarray, state: WalkState, site: str, va
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Layers that are counted from 0 in each stage of a pipeline."""
+    """Yield faults of layers that are counted from 0 in each stage of a pipeline."""
     parts = site.split(".")
     if len(parts) < 4:
         return
@@ -165,6 +165,6 @@ def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, si
 
 
 def _window_of(size: int, m: MaskParts) -> int | None:
-    """The window of the layer that has the same number in the first stage."""
+    """Return the window of the layer with the same number in the first stage."""
     stack, is_self_attention = m.site.split(".")[0], split(m.site)[1] == "self_attention"
     return m.config.for_layer(stack, layer_of(m.site) % size).sliding_window if is_self_attention else None

@@ -1,4 +1,4 @@
-"""The parts of the model around a tap: their names, their inputs and their parameters."""
+"""The parts of the model around a tap: their names, inputs and parameters."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ ATTENTIONS = ("self_attention", "cross_attention")
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
-    """Whether the positions at a tap are those of tokens, and not of an image or of audio."""
+    """Return whether the positions at a tap are tokens rather than parts of an image or audio."""
     return keys_name(config, site) in config.token_inputs
 
 
 def has_padding(config: TransformerConfig, site: str) -> bool:
-    """Whether some of the positions at a tap may be padding."""
+    """Return whether some positions at a tap may be padding."""
     return reads_tokens(config, site) and (config.pad_id is not None or given_mask(config, site))
 
 
 def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """The configuration as the embedding of the stack of a tap sees it."""
+    """Return the configuration for the embedding of a tap's stack."""
     return config.for_stack(site.split(".")[0])
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
-    """The weight and bias of one part."""
+    """Return the weight and bias of one part."""
     scope += "."
     return {name.removeprefix(scope): value for name, value in state.parameters.items() if name.startswith(scope)}
 
 
 def sublayers(config: TransformerConfig, scope: str) -> list[str]:
-    """The sublayers of a layer, in order."""
+    """Return the sublayers of a layer, in order."""
     crosses = scope.startswith("decoder") and config.has_encoder
     feeds = own_config(config, f"{scope}.output").feed_forward_dim > 0
     return ["self_attention", *["cross_attention"] * crosses, *["feed_forward"] * feeds]
 
 
 def layer_input(state: WalkState, scope: str) -> Value:
-    """The input of a layer."""
+    """Return the input of a layer."""
     stack, _, index = scope.split(".")
     return _behind_layers(state, stack, int(index))
 
 
 def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
-    """The activation behind the first `layers` of a stack."""
+    """Return the activation after the first `layers` of a stack."""
     first = "embedding_norm" if state.config.embedding_norm else "embedding"
     return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
 
 def stream(state: WalkState, scope: str, upto: str) -> Value:
-    """The residual stream of a layer in front of the sublayer `upto`; for parallel branches, the layer's input."""
+    """Return the residual stream before the sublayer `upto`; for parallel branches, the layer's input."""
     x = layer_input(state, scope)
     if state.config.branches != "sequential":
         return x
@@ -75,23 +75,22 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
 
 
 def added(state: WalkState, x: Value, y: Value) -> Value:
-    """The stream `x` with what a sublayer adds to it."""
+    """Return the stream `x` with the output of a sublayer added."""
     return add_residual(state.config, x, y)
 
 
 ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
-"""What the last tap of a sublayer ends with, where that is a norm, by `norm_position`."""
+"""The suffix of a sublayer's last tap if that is a norm, by `norm_position`."""
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
-    """The last tap of a sublayer before its residual is added."""
+    """Return the last tap of a sublayer before its residual is added."""
     ending = ENDS.get(config.norm_position)
     return output_of(config, sublayer) if ending is None else f"{sublayer}{ending}"
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """The tap of a sublayer's result: a recurrence has the norms and the residual of the self-attention in whose place
-    it is, and taps of its own."""
+    """Return the tap of a sublayer's result; a recurrence has its own taps but self-attention's norms and residual."""
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -100,13 +99,13 @@ MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """The layer and the sublayer of a tap, also of the sublayer's norms."""
+    """Return the layer and sublayer of a tap, including the sublayer's norms."""
     scope, name, _ = split(site)
     return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """The input of the norm whose result is `site` (a stack's output, if it has a final norm)."""
+    """Return the input of the norm with result `site` (a stack's output, if it has a final norm)."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -128,7 +127,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """The input of a sublayer; the memory for the keys and values of cross-attention."""
+    """Return the input of a sublayer; the memory for the keys and values of cross-attention."""
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
@@ -139,7 +138,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has the norms of `norm_position`: self-attention alone may lack them."""
+    """Return whether the sublayer of a tap has the norms of `norm_position`; only self-attention may lack them."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -148,35 +147,35 @@ def is_norm(config: TransformerConfig, site: str) -> bool:
 
 
 def is_head_norm(site: str) -> bool:
-    """Return whether the norm is of each head's queries or keys."""
+    """Return whether the norm is over each head's queries or keys."""
     return site.endswith(("attention.query_norm", "attention.key_norm"))
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a latent of latent attention, which has a norm and no tap in front of it."""
+    """Return whether a tap is a latent of latent attention, whose norm has no tap before it."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 
 def is_gated_norm(site: str) -> bool:
-    """Return whether a tap is what the norm of a recurrence makes, with its gate."""
+    """Return whether a tap is the gated norm of a recurrence."""
     return site.endswith("recurrence.gated_context")
 
 
 def norm_scope(site: str) -> str:
-    """The prefix of a norm's parameters."""
+    """Return the prefix of a norm's parameters."""
     if is_latent(site):
         return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
 
 
 def recurrence_input(state: WalkState, site: str) -> Value:
-    """The input of a recurrence, with zeros in place of padding."""
+    """Return the input of a recurrence, with zeros for padding."""
     scope, sublayer, _ = split(site)
     return unpadded(state, site, sublayer_input(state, scope, sublayer))
 
 
 def unpadded(state: WalkState, site: str, x: Value) -> Value:
-    """What a recurrence reads of `x`: zeros in place of padding, if that is masked."""
+    """Return `x` with zeros for padding, if a recurrence masks it."""
     hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
     return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
 
@@ -186,17 +185,17 @@ def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:
-    """The distances (1, queries, keys) of the keys of a self-attention from their queries."""
+    """Return the distances (1, queries, keys) of the keys of a self-attention from their queries."""
     length = length_at(state, site)
     return distances(np.arange(length)[None], length)
 
 
 def token_table(config: TransformerConfig, stack: str) -> str:
-    """The name of the token embedding of `stack`."""
+    """Return the name of the token embedding of `stack`."""
     return f"{'encoder' if config.shared_embedding else stack}.token_embedding.weight"
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """The `query` or `key` of the attention at `scope` after QK-norm and rotation, if configured."""
+    """Return the `query` or `key` of an attention after QK-norm and rotation, if configured."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

@@ -1,4 +1,4 @@
-"""The command `transparity adapt`: the adapter of a port, as a file, and what is known of it."""
+"""The command `transparity adapt`: write the adapter of a port, and report how certain it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""The words by which tensors are called, by the role of our parameter."""
+"""Common words in names of tensors, by the role of our parameter."""
 
 
 def adapt_port(
@@ -41,10 +41,10 @@ def adapt_port(
     budget: float,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
-    """Find the adapter of a port in a process of its own, and write it.
+    """Find the adapter of a port in a separate process, and write it.
 
-    Returns: the file's text, lines for people, and the exit code: 0 if with it the port agrees by its logits, 1 if it
-    does not, 3 if something was not settled.
+    Returns: The file's text, lines for people, and the exit code: 0 if the logits agree, 1 if they differ, 3 if
+    something remains open.
     """
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
@@ -74,7 +74,7 @@ def _chosen(preset: str | None, config: Path | None, family: str | None) -> tupl
 
 
 def remarks(port: str, option: str, known: list[str], config: TransformerConfig) -> list[str]:
-    """The comment at the top of the file."""
+    """Return the comment at the top of the file."""
     letters = ", ".join(f"{letter} {field}" for letter, field in letters_of(config).items())
     return [
         f"Where {safe(port)} keeps each parameter, by `transparity adapt {safe(port)} {safe(option)}`.",
@@ -86,7 +86,7 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
 
 
 def summary(result: Adapted) -> tuple[list[str], int]:
-    """What is known of an adapter, in lines for people, and the exit code."""
+    """Return a description of an adapter, in lines for people, and the exit code."""
     adapter, found = result.adapter, result.found
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
@@ -119,7 +119,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """A sentence for each line whose tensor is called by the name of another role, and of that alone."""
+    """Return a sentence for each line whose tensor has the name of another role, and of no other."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)
@@ -132,6 +132,6 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
 
 
 def called(line: str) -> set[str]:
-    """The roles that the name of a tensor names."""
+    """Return the roles that a tensor's name mentions."""
     words = set(re.split(r"[^a-z]+", line.partition(".view(")[0].partition("[")[0].lower()))
     return {role for role, names in WORDS.items() if words & names}

@@ -1,7 +1,7 @@
-"""Calls of a port: on every probe, and at other sizes.
+"""Calls of a port on every probe and at other sizes.
 
-A derived model that the port refuses, when it is built or when it is called with a single token, narrows the range that
-is stated; one that it answers with a token and then fails on leaves the verdict open.
+If the port refuses a derived model, when built or on a single token, the stated range is narrower. If it fails after
+answering a single token, the verdict stays open.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
-    """Return the answer of a port, or the error with which it refuses; raise if its process has ended."""
+    """Return the answer of a port, or the error it raised; raise if its process has ended."""
     try:
         return call()
     except PortProcessError:
@@ -37,7 +37,7 @@ def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One call, compared."""
+    """The comparison of one call."""
 
     probe: ReachProbe
     error: float
@@ -50,13 +50,13 @@ class Comparison:
 
     @property
     def call(self) -> Call:
-        """The same by its name and its longest input."""
+        """Return the name, the longest input and the result of the call."""
         return Call(self.probe.name, max(self.probe.lengths), self.is_wrong)
 
 
 @dataclass
 class ReachedCalls:
-    """The calls at other sizes that were compared, and those that were not, with the reasons."""
+    """The calls at other sizes: which were compared, and which were not, with the reasons."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -64,20 +64,20 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether the first wrong call is right for an object that was built for it alone."""
+    """Whether the first wrong call is right when a new object makes it."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """What is known of wrong calls besides their sizes."""
+    """Facts about wrong calls other than their sizes."""
 
     @property
     def probes(self) -> list[ReachProbe]:
-        """The calls that were compared."""
+        """Return the calls that were compared."""
         return [comparison.probe for comparison in self.compared]
 
     @property
     def wrong(self) -> list[Comparison]:
-        """The wrong calls, the shortest first."""
+        """Return the wrong calls, the shortest first."""
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
@@ -89,26 +89,28 @@ class ReachedCalls:
 
 @dataclass
 class Ran:
-    """The activations of every probe that ran, by probe and tap, and the ports that were built."""
+    """The activations of every probe that ran, by probe and tap, and the built ports."""
 
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
-    """The built port, by the identity of the parameters; that of the first probe first."""
+    """The built ports, by the identity of the parameters; the first belongs to the first probe."""
     probes: dict[str, Probe]
-    """The probes that ran; one whose sizes the port refused has others."""
+    """The probes that ran; sizes that the port refuses are replaced."""
     raised: PortError | None = None
-    """The first error at the sizes that were asked for; the port answered other probes of them."""
+    """The first error at the requested sizes, if the port answered other probes of that size."""
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The port that was built for the first probe."""
+        """Return the port that was built for the first probe."""
         return next(iter(self.forwards.values()))
 
 
 def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
-    """Run a port on every probe; a model of other sizes than the first probe's may be refused, and then further sizes
-    are tried."""
+    """Run a port on every probe.
+
+    If the port refuses a model of other sizes than the first probe's, further sizes are tried.
+    """
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
@@ -122,7 +124,7 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
 
 
 def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
-    """Build the port for a probe, if it has not been; return whether it could be."""
+    """Build the port for a probe unless it exists; return whether it exists."""
     name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
     if id(probe.parameters) not in ran.forwards:
         made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
@@ -131,7 +133,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe; an error, once it has answered the first, is kept in `ran`."""
+    """Call the port on a probe; after the first probe, errors are stored in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
@@ -146,7 +148,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 def build_model(
     build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
-    """Build a port; None, with a note, if it refuses a model of derived sizes."""
+    """Build a port; if it refuses a model of derived sizes, add a note and return None."""
     made = answer_or_error(lambda: built(build, probe))
     if not isinstance(made, PortError):
         return made
@@ -165,10 +167,10 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; None, with a note, if it fails on a model of derived sizes.
+    """Run a port on a probe; if it fails on a model of derived sizes, add a note and return None.
 
-    Code that is given its weights with every call can refuse them only then: at a single token, too. It `may_refuse`
-    a length that was not asked for.
+    A port that receives its weights with each call can refuse them only then, even for a single token. It `may_refuse`
+    a length that the user did not ask for.
     """
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
@@ -188,5 +190,5 @@ def call_model(
 
 
 def whole(probe: ReachProbe) -> Probe:
-    """The same call with all taps, and not its logits alone."""
+    """Return the same call with all taps instead of only its logits."""
     return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

@@ -1,7 +1,7 @@
 """The check: is a port right and, if not, where and why?
 
-A check is a table of stages over one object, the `Evidence`. Each stage adds what it finds; at the end, on Ctrl-C, or
-when it is known where the port diverges, the evidence is a `Report`.
+A check is a table of stages that add their findings to one `Evidence`. The evidence becomes a `Report` at the end, on
+Ctrl-C, or when a divergence is found.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Against(TypedDict, total=False):
     """The options of a check against another implementation."""
 
     against: Any
-    """A module, a loader, or a name as on the command line; a list of two for a third implementation."""
+    """A module, a loader, or a name as on the command line; a list of two adds a third implementation."""
     checkpoint: Any
-    """A folder with weights, which both load; or `config`: a config.json of transformers."""
+    """A folder with weights, which both implementations load; or give `config`, a config.json of transformers."""
     inputs: Any
-    """A list of dicts of arrays by the names of the arguments, or a Python file with one."""
+    """A list of dicts of arrays, named after the arguments, or a Python file with such a list."""
 
 
 def check(
@@ -69,15 +69,16 @@ def check(
 
     Args:
         build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or its name.
-        preset, family: a preset at its probe size, or a name for the report; a family, whose folders the port reads.
-        config, parameters: any other configuration; its parameters, which are drawn without them.
-        dtype, logits_only: the precision, which `build` is told if it takes `dtype="…"`; the logits alone.
-        isolated, ranks, timeout: run the port in a process of its own, or several; seconds that it has for an answer.
-        budget, name, lengths: seconds of the search for causes; the port's name; prompts of so many tokens to compare.
-        audit: a field or a tensor that is not followed diverges; None: that of a loader is listed.
-        progress, located: receive every step; and a report once it is known where the port diverges, or known better.
+        preset, family: A preset at its probe size, or a name for the report; a family whose folders the port reads.
+        config, parameters: Any other configuration; its parameters, random by default.
+        dtype, logits_only: The precision, passed to a `build` that takes `dtype`; whether to compare only the logits.
+        isolated, ranks, timeout: Whether to use a separate process; the number of processes; seconds for an answer.
+        budget, name, lengths: Seconds of the search for causes; the port's name; lengths of long prompts to compare.
+        audit: Whether an ignored field or tensor diverges; None: a loader's are listed.
+        progress, located: Receive every step; and a report whenever more is known about a divergence.
 
-    Raises `PortError` if a port fails; `TransparityError` for what does not fit; `Interrupted`, with a report: Ctrl-C.
+    Raises `PortError` if a port fails, `TransparityError` for invalid options, and `Interrupted`, with a report, on
+    Ctrl-C.
     """
     if other:
         return _check_against(dict(locals()))
@@ -88,7 +89,7 @@ def check(
 
 
 def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
-    """The name of a port in its report, and its ranks."""
+    """Return the name of a port in its report, and its number of ranks."""
     return name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
 
 
@@ -101,7 +102,7 @@ ALONE: Mapping[str, Any] = {
     "ranks": 1,
     "lengths": (),
 }
-"""Options that do not go with `against`, and their defaults."""
+"""Options that exclude `against`, and their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
@@ -122,7 +123,7 @@ def _check_against(given: Mapping[str, Any]) -> Report:
 
 
 def _report(evidence: Evidence) -> Report:
-    """Run the stages whose conditions are met, and return the report that comes out."""
+    """Run the stages whose conditions hold, and return the resulting report."""
     with evidence.kept():
         for run, *conditions in STAGES:
             if all(is_met(evidence) for is_met in conditions):
@@ -133,7 +134,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and configuration to check; a preset or a family on several ranks has sizes that divide."""
+    """Return the name and configuration to check; on several ranks, sizes of presets and families divide."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -145,8 +146,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float | None, ranks: int
 ) -> contextlib.AbstractContextManager[Port]:
-    """The port as a `build`, from its loader with a `family`; in a process of its own with a `timeout`, or in one for
-    each of several `ranks`."""
+    """Return the port as a `build`, in a separate process for each rank if there is a `timeout`."""
     if timeout is not None:
         return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
     assert not isinstance(build, str)
@@ -175,7 +175,7 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
 
 
 def name_of(build: Any) -> str:
-    """The name of a port in reports: `module:build` for a function, that of its class for an object without one."""
+    """Return the name of a port in reports: `module:build` for a function, else the name of its class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):
@@ -185,14 +185,13 @@ def name_of(build: Any) -> str:
 
 
 def assert_conforms(build: Port | str, preset: str | None = None, **options: Any) -> Report:
-    """Fail with a table of what is wrong, where and why, unless the port agrees.
+    """Raise `AssertionError` with a table of faults, lines and causes unless the port agrees.
 
-    Inconclusive is not agreement. Without a `config`, a `family` or `against`, the preset is `translation`; `options`
-    are those of `check`.
+    An inconclusive check also fails. The default preset is `translation`; `options` are the arguments of `check`.
     """
     from transparity_conformance.report.check.terminal import as_text
 
-    # pytest leaves this frame out of the traceback: the error is in the port, not here
+    # pytest hides this frame: the error is in the port.
     __tracebackhide__ = True
     is_chosen = any(options.get(name) is not None for name in ("config", "family", "against"))
     report = check(build, preset or (None if is_chosen else "translation"), **options)

@@ -55,19 +55,19 @@ class Options:
     adapter: Path | None = None
     audit: bool | None = None
     changes: Sequence[str] | None = None
-    """Fields of the family's config.json with other values, `name=value`."""
+    """Other values for fields of the family's config.json, as `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
     timeout: float | None = None
     budget: float = BUDGET
     sections: Sequence[str] = ()
-    """Sections of the bundle that a program is given."""
+    """Sections of the bundle for a program."""
     located: Located = ignore_report
 
     @property
     def given(self) -> set[str]:
-        """The names of the options that are given, as in `RULES`."""
+        """Return the names of the given options, as in `RULES`."""
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
@@ -85,7 +85,7 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionRule:
-    """Options, with spaces between, that another excludes, or of which it needs one."""
+    """An option with the options that it excludes or needs one of, separated by spaces."""
 
     option: str
     says: str
@@ -93,19 +93,19 @@ class OptionRule:
     needs: str = ""
 
     def is_broken(self, given: set[str]) -> bool:
-        """Return whether the options that are given break the rule."""
+        """Return whether the given options break the rule."""
         lacks = bool(self.needs) and given.isdisjoint(self.needs.split())
         return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
 
 
-OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model of its own for the port's loader; \
+OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model for the port's loader; \
 give --checkpoint FOLDER and a PORT that is load(folder)."""
 OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
-OF_OWN = "{port} has weights of its own; give the folder of the checkpoint that it was made of, by --checkpoint FOLDER."
+OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
 OF_LENGTH = """--length was given for models of probe size, whose longest prompt is short; give --checkpoint FOLDER or \
 --config FILE, whose max_length allows it."""
-OF_CHECKPOINT = "--checkpoint goes with a PORT alone; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family goes with a PORT alone; leave out --preset, --config and --command."
+OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
+OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
 OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
 OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
 EITHER = "check takes either a PORT or --command; give one of the two."
@@ -136,7 +136,7 @@ RULES = (
 
 
 def checker(options: Options) -> Check:
-    """The check of a system, by a function, an artefact or a program, each in a process of its own."""
+    """Return the check of a system by a function, an artefact or a program, each in a separate process."""
     timeout = checked_timeout(options.timeout)
     shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
     if options.command is not None:
@@ -156,7 +156,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """The check of a port in a process of its own, which serves all systems until it ends."""
+    """The check of a port in a separate process, which serves all systems until it ends."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=(*report.notes, *[its][: dtype != asked]))
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """The systems that a port is checked on with a checkpoint; an artefact, as far as it takes the calls."""
+        """Yield the systems for a port with a checkpoint; an artefact limits the calls."""
         if not self.is_artefact:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -200,12 +200,14 @@ class PortCheck:
 
     @property
     def arguments(self) -> int | None:
-        """The number of arguments that the port needs: 1 of a loader, `load(folder)`; None if it cannot be known."""
+        """Return the number of required arguments; a loader `load(folder)` has 1; None if unknown."""
         return required_arguments(signature_of(self.build))
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port is a loader, by its signature; raise `UsageError` if an option needs one that it is
-        not, or it is no `build` either."""
+        """Return whether the port is a loader, by its signature.
+
+        Raises `UsageError` if it is neither a loader nor a `build`, or if an option needs a loader.
+        """
         count = self.arguments
         if count not in (1, 2, None):
             raise UsageError(
@@ -214,16 +216,16 @@ class PortCheck:
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} was given {safe(self.spec)}, which takes no folder alone; expected load(folder): check a "
-                "build(config, parameters) by --preset, --config or --checkpoint."
+                f"{needed_by} was given {safe(self.spec)}, which takes not only a folder; expected load(folder): check "
+                "a build(config, parameters) by --preset, --config or --checkpoint."
             )
         return count == 1
 
 
 def named_systems(options: Options) -> list[System]:
-    """The systems of families, or of presets and a configuration; none with a checkpoint.
+    """Return the systems of families, or of presets and a configuration; none with a checkpoint.
 
-    Raises for one that does not exist, and for options that exclude each other.
+    Raises `UsageError` for an unknown name and for options that exclude each other.
     """
     options.check_together()
     if options.checkpoint is not None:
@@ -241,9 +243,9 @@ def chosen_systems(
     named: Sequence[System],
     imported: Callable[[Path, str | None], Checkpoint],
 ) -> Iterator[System]:
-    """The systems that a command asks for: those that are `named`, a checkpoint, or its layers, one at a time.
+    """Yield the systems of a command: the `named` ones, a checkpoint, or its layers one at a time.
 
-    Raises `UsageError` for a port of another kind than they need.
+    Raises `UsageError` for a port of the wrong kind.
     """
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
@@ -251,7 +253,7 @@ def chosen_systems(
         return layer_systems(options.checkpoint, options.head, options.layers)
     if options.checkpoint is not None:
         return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
-    if isinstance(check, PortCheck) and check.has_adapter:  # a model takes what it likes, and no folder
+    if isinstance(check, PortCheck) and check.has_adapter:  # a model may have any arguments
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
         check.is_loader("--family")
@@ -264,7 +266,7 @@ def chosen_systems(
 
 
 def one_sentence(error: BaseException) -> str:
-    """The end of a check for users: Ctrl-C, an error, or too little memory; and what is known of the port by then."""
+    """Return how a check ended early (Ctrl-C, an error, too little memory), and what is known of the port."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted before there was a verdict.{known}"
@@ -279,10 +281,11 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every system and show each report; an error ends the check of its own system only, Ctrl-C that of all, with
-    a report on the last if it is known to diverge.
+    """Check every system and show each report.
 
-    Returns: the reports, and the names of the systems by the message of their error.
+    An error ends only the check of its own system. Ctrl-C ends all checks, after a report if the last system diverges.
+
+    Returns: The reports, and the names of the systems by error message.
     """
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}

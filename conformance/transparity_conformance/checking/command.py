@@ -46,14 +46,14 @@ def check_command(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Check a program: its outputs are judged however it ended, but unless it ended well it cannot agree.
+    """Check a program by its outputs; it can agree only if it exits normally.
 
     Args:
-        command, timeout: the program and its arguments, as for `run_command`; seconds that it has.
-        name, config: the preset's name, or `config`; the configuration that the program is checked on.
-        dtype, logits_only, progress, budget, located: as for `check`.
-        sections: optional sections of its bundle.
-        ranks: the number of processes, each with its rank in the environment and with a file of its own to write.
+        command, timeout: The program and its arguments, as for `run_command`; its time limit in seconds.
+        name, config: The preset's name, or `config`; the configuration to check.
+        dtype, logits_only, progress, budget, located: As for `check`.
+        sections: Optional sections of its bundle.
+        ranks: The number of processes, each with its rank in the environment and its own output file.
 
     Raises `BundleError` if it wrote nothing that can be judged.
     """
@@ -75,13 +75,13 @@ def check_command(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """The report on a program that did not end well, which cannot agree."""
+    """Return the report on a program that failed; it cannot agree."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
-    """Run a program on the bundle in `folder`, once for each environment, each with a file of its own to write."""
+    """Run a program on the bundle in `folder`, once for each environment, each with its own output file."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"
@@ -91,7 +91,7 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """The outputs that a program wrote; the complete ones, if it was stopped while it wrote them."""
+    """Return the outputs of a program; if it was stopped while writing, only the complete ones."""
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} ended well" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -105,7 +105,7 @@ def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) ->
 
 @dataclass(frozen=True)
 class Beside:
-    """What the ranks wrote beside each other, and beside one rank."""
+    """The comparison of the ranks' outputs with each other and with a single rank."""
 
     ranks: RanksComparison
     differing: Differing
@@ -124,9 +124,9 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> Beside:
-    """Compare what the first rank wrote with what the others wrote, and with what one rank writes.
+    """Compare the first rank's output with the other ranks' and with a single rank's.
 
-    Raises `BundleError` for a file of another rank that is none.
+    Raises `BundleError` for an invalid file of another rank.
     """
     count, differing, probes = len(completed), Differing(), bundle.probes
     wrote = [rank for rank, each in enumerate(completed) if os.path.lexists(each.actual)]
@@ -146,7 +146,7 @@ def _beside_one(
 
 
 def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:
-    """Compare the tensors of another rank with those of the first."""
+    """Compare the tensors of another rank with the first rank's."""
     for group in outputs.keys() & others.keys():
         for name in outputs[group].keys() & others[group].keys():
             ours, theirs = outputs[group][name], others[group][name]

@@ -1,7 +1,7 @@
 """The systems that a port is checked on: presets, a configuration in a file, or a checkpoint.
 
-What an artefact fixes is put into the configuration of the reference, so that no call goes beyond it; each such field
-is a line of what is not compared.
+Limits of an artefact become part of the reference's configuration, so that no call exceeds them. Each limit is listed
+as not compared.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from transparity_conformance.running.loading import HUB, Limits, runtime_of
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """A configuration under the name that its report carries, and the parameters of a checkpoint."""
+    """A configuration, its name in reports, and the parameters of a checkpoint."""
 
     name: str
     config: TransformerConfig
     parameters: Arrays | None = None
     model_type: str | None = None
-    """The family of the folders that a loader is given; None: the port is a `build`."""
+    """The family of a loader's folders; None if the port is a `build`."""
     dtype: str | None = None
-    """The precision of an artefact of its own; None: the one that is asked for."""
+    """The precision of an artefact; None: the requested one."""
     not_compared: tuple[str, ...] = ()
-    """What an artefact fixes, each with the reason."""
+    """The limits of an artefact, each with its reason."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether the sizes are those that were asked for, and not those of a probe."""
+        """Return whether the sizes are the requested ones, not a probe's."""
         return self.parameters is not None or self.name == "config"
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
-    """The named presets and the configuration in a file; without either, all presets."""
+    """Yield the named presets and the configuration in a file; without either, all presets."""
     for name in names:
         if label(name) == "config":
             raise UsageError(f"{name} is no preset; give a configuration by --config.")
@@ -63,13 +63,13 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
 
 
 def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
-    """The small model of each named family, with drawn weights; `changes` and `head` as for `example_config`."""
+    """Yield the small model of each family, with random weights; see `example_config` for the other arguments."""
     for name in dict.fromkeys(names):
         yield System(name, example_config(name, changes, head), model_type=name)
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
-    """A checkpoint with its own weights and, for a loader, its configuration at probe size with drawn ones."""
+    """Yield a checkpoint with its weights and, for a loader, its configuration at probe size."""
     name, config = checkpoint.model_type, checkpoint.config
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
@@ -77,36 +77,36 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 
 
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
-    """The parts of a checkpoint, each as a model of its own with its own weights, and its small model with drawn ones.
+    """Yield each part of a checkpoint as a model with its own weights, and a small model with random weights.
 
-    Gradients take longer than a forward pass: of all layers, those of the first of each form are compared.
+    Gradients are slow, so they are compared only for the first layer of each form.
 
     Args:
-        folder: the checkpoint, which is read part by part.
-        head: the output of an encoder; without it, hidden states, of which all are seen.
-        layers: numbers with commas between, from 0; None: all layers.
+        folder: The checkpoint, which is read part by part.
+        head: The output of an encoder; None: all hidden states.
+        layers: Numbers separated by commas, from 0; None: all layers.
 
-    Raises `UsageError` for layers that are no numbers, and `CheckpointError` for those that it does not have.
+    Raises `UsageError` if layers are not numbers, and `CheckpointError` if they do not exist.
     """
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
-        others = "" if alike == piece.name else f"they are of {alike}, which has the same form; --layers asks for more"
+        others = "" if alike == piece.name else f"compared for {alike}, which has the same form; --layers asks for more"
         with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 
 
 def layer_numbers(text: str) -> list[int]:
-    """The numbers in `0,7,31`; raises `UsageError` for anything else."""
+    """Return the numbers in `0,7,31`; raise `UsageError` for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"--layers is {shown(text)}; expected numbers with commas between, from 0: 0,7,31.")
+        raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
     return [int(part) for part in parts]
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """The configuration of a preset, at its probe size if `resized`, of a family's example, or in a file."""
+    """Return the configuration of a preset (`resized` to probe size), of a family's example, or in a file."""
     if label(name) == "config":
         return read_config(Path(name))
     if name in templates() and name not in PRESETS:
@@ -119,23 +119,23 @@ def named_config(name: str, *, resized: bool) -> TransformerConfig:
 
 
 def label(name: str) -> str:
-    """The name of a preset, or `config` for a path."""
+    """Return the name of a preset, or `config` for a path."""
     return "config" if name.endswith(".json") else name
 
 
 SEED = 5
 
 LEAST_OF_A_HEAD = 4
-"""Features of a head: two pairs that are rotated by different angles."""
+"""Features of a head: two pairs that rotate by different angles."""
 
 LEAST_OF_A_RANK = 2
-"""Heads of a rank: of one alone, an order of its own would not show."""
+"""Heads of a rank: with a single head, their order would not show."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """The same system at the size of a probe whose heads, features, tokens and layers divide among `ranks`.
+    """Return the system at probe size, with heads, features, tokens and layers that divide among `ranks`.
 
-    Grouped keys and values have a head for each rank, if they have more than one.
+    Grouped keys and values have at least one head for each rank, unless they have only one head.
     """
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
@@ -154,7 +154,7 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """The system with every weight square, as `other_sizes` has it, in sizes that divide among ranks."""
+    """Return the system with square weights, as in `other_sizes`, in sizes that divide among ranks."""
     heads = LEAST_OF_A_RANK * ranks
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
     width = LEAST_OF_A_HEAD * heads
@@ -164,7 +164,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """The probes of a port on `ranks`: sizes that the checker chose divide among them."""
+    """Return the probes with sizes that divide among `ranks`, where the checker chose the sizes."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -174,7 +174,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """The configuration that is checked on `ranks`: the user's own, which is called `config`, as it is."""
+    """Return the configuration to check on `ranks`; the user's own, called `config`, is unchanged."""
     return config if name == "config" else divisible(config, ranks)
 
 
@@ -183,7 +183,7 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """The checkpoint of a check: a hub folder that is the port is its own, unless another is given."""
+    """Return the checkpoint of a check; a port that is a Hugging Face folder is its own, unless another is given."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint
@@ -191,22 +191,22 @@ def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Pa
 
 
 def check_quantised(port: str, limits: Limits) -> None:
-    """Raise `UsageError` for an artefact whose weights are quantised."""
+    """Raise `UsageError` for an artefact with quantised weights."""
     if limits.dtype == "int8":
         raise UsageError(
-            f"{port} holds quantised weights: there is no budget for what that changes, so a mistake cannot be told "
-            "from it; check the graph before it is quantised, or a GGUF file, whose numbers are compared."
+            f"{port} has quantised weights, and there is no budget that separates quantisation from mistakes; "
+            "check the graph before quantisation, or a GGUF file."
         )
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """The checkpoint with its weights, within the limits."""
+    """Return the checkpoint with its weights, within the limits."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)
         lines += [line] if line else []
     if limits.batch is not None:
-        lines.append(f"batches: it fixes {count(limits.batch, 'row')}, so other batches are run in such parts")
+        lines.append(f"batches: it fixes {count(limits.batch, 'row')}, so other batches are split")
     dtype = limits.dtype if limits.dtype in HALF else None
     return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
 
@@ -215,7 +215,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Mark padding by the mask that the artefact takes, or have none; positions that count tokens go by the token."""
+    """Mark padding by the artefact's mask, or use no padding; counted positions depend on tokens."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -228,7 +228,7 @@ def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Na
 
 
 def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Without types of tokens among the inputs, the first is that of every token: it is a part of their embeddings."""
+    """Without token types as inputs, add the embedding of the first type to the token embeddings."""
     if limits.has_token_types or not config.num_token_types:
         return config, parameters, ""
     stack = config.stacks[0]
@@ -239,14 +239,14 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Sequences no longer than the length that the artefact fixes."""
+    """Limit sequences to the length that the artefact fixes."""
     length = limits.length
     if length is None:
         return config, parameters, ""
     if config.has_encoder and not limits.has_mask and not config.reads_frames:
         raise UsageError(
-            f"The graph fixes {count(length, 'token')} and takes no attention_mask, so no shorter sequence can be "
-            "given to it; export it with its mask, or with a length that is free."
+            f"The graph fixes {count(length, 'token')} and takes no attention_mask, so it cannot take a shorter "
+            "sequence; export it with its mask, or with a free length."
         )
     longest = min(length, config.max_length)
     audio = {"encoder.position_embedding.weight"} if config.reads_frames else set()

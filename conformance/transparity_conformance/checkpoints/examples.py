@@ -15,16 +15,16 @@ from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.values import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
-"""The fields of each `model_type`; the others are those that transformers takes for missing ones."""
+"""The fields of each `model_type`; missing ones have the defaults of transformers."""
 
 
 def example_config(model_type: str, changes: Sequence[str] = (), head: str | None = None) -> TransformerConfig:
-    """Return the small model of a family; raises `CheckpointError` for a family that cannot be imported.
+    """Return the small model of a family; raise `CheckpointError` for an unknown family.
 
     Args:
-        model_type: the family.
-        changes: fields of its config.json with other values, `name=value` with JSON for the value.
-        head: the output of an encoder, or of a classifier.
+        model_type: The family.
+        changes: Other values of fields in config.json, as `name=value` with JSON for the value.
+        head: The output of an encoder or a classifier.
     """
     family = family_called(model_type)
     names, fields = set(family.names) - set(family.computed), {**family.example}
@@ -36,7 +36,7 @@ def example_config(model_type: str, changes: Sequence[str] = (), head: str | Non
 
 
 def _changed(text: str, model_type: str, family: Family) -> tuple[str, Any]:
-    """The field and the value of `name=value`."""
+    """Return the field and the value of `name=value`."""
     name, equals, value = text.partition("=")
     known = {**family.defaults, **family.example, **family.write(example_config(model_type))}
     if not equals or name not in known:

@@ -1,4 +1,4 @@
-"""Writing a hub folder of a family: config.json and model.safetensors, by the tables of importing read backwards."""
+"""Write a Hugging Face folder of a family: config.json and model.safetensors, by the tables for importing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from transparity_conformance.report.text import listed, reason, shown
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a hub keeps one of its family, in float32, and import it again to hold that it is the same;
-    return what was imported.
+    """Write a model as a Hugging Face folder in float32, import it again to verify it, and return the import.
 
     Args:
-        model_type: the family, one of `families.FAMILIES`.
-        config: a configuration that the family can express.
-        parameters: those of `config`, by name; every number has to be one of float32.
-        folder: a new or an empty folder.
+        model_type: The family, one of `families.FAMILIES`.
+        config: A configuration that the family can express.
+        parameters: The parameters of `config`, exactly representable in float32.
+        folder: A new or empty folder.
 
-    Raises `CheckpointError` if the family cannot express the configuration, naming the fields, or if `folder` has files
-    in it or cannot be written; `ParameterError` for parameters that are not those of `config`.
+    Raises `CheckpointError`, with the fields, if the family cannot express the configuration, and if the folder is not
+    empty or not writable. Raises `ParameterError` if the parameters do not fit `config`.
     """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
@@ -54,7 +53,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """The fields of config.json for a configuration of the family."""
+    """Return the fields of config.json for a configuration of the family."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -66,7 +65,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 
 
 def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """The special tokens, those first that the family has a default for."""
+    """Return the special tokens; tokens with a default in the family come first."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
     found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {name: found[name] for name in (*family.defaults, *found) if name in found}
@@ -75,8 +74,10 @@ def _token_fields(family: Family, config: TransformerConfig) -> Fields:
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """The tensors of model.safetensors by the names that transformers writes, in float32; on request without those that
-    hold no parameter."""
+    """Return the float32 tensors of model.safetensors by transformers' names.
+
+    Without `with_computed`, tensors that contain no parameter are left out.
+    """
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -87,13 +88,13 @@ def tensors_in(
     if with_computed:
         made = {name: compute(config).astype(np.float32) for name, compute in family.computed.items()}
         others = made | others
-    # a model with a head keeps the rest under a name of its own
+    # A model with a head adds a prefix to the other names.
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """The content of config.json for a configuration; None if the family cannot express it."""
+    """Return the content of config.json for a configuration; None if the family cannot express it."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -110,7 +111,7 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return whether a port can be given a configuration: a loader's family has to express it."""
+    """Return a test of whether a port accepts a configuration: a loader's family must express it."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -148,7 +149,7 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """The fields of a configuration, with the numbers that None stands for; two that are one model have the same."""
+    """Return the fields of a configuration with the numbers that None stands for, to compare models."""
     return (
         dataclasses.asdict(config)
         | _by_layer(config)
@@ -157,7 +158,7 @@ def explicit(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """The fields in which layers may differ, as the layers have them: one value, or that of each layer."""
+    """Return the fields that may differ by layer: one value, or the value of each layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:

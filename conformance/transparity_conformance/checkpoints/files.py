@@ -19,12 +19,12 @@ class BundleError(TransparityError):
 
 
 def file_size(path: Path) -> int:
-    """The size of a file; raises `BundleError` for a pipe or a device, which could be read without end."""
+    """Return the size of a file; raise `BundleError` for a pipe or a device, which may be endless."""
     return files.file_size(path, BundleError)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a file of at most `most` bytes."""
+    """Return the content of a file of at most `most` bytes."""
     size = file_size(path)
     if size > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
@@ -36,7 +36,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON: no field twice, no NaN; `constant` makes something of the names NaN, Infinity, −Infinity."""
+    """Parse strict JSON without repeated fields; `constant` converts NaN, Infinity and −Infinity."""
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant

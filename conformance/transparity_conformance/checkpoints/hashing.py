@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint by what is in them: dtype, shape, and the sha256 of their bytes.
+"""Identify the tensors of a checkpoint by dtype, shape, and sha256 of their bytes.
 
-How a checkpoint is cut into files makes no difference. Bytes are read in pieces; no tensor is held.
+The division into files does not matter. Bytes are read in pieces, so no tensor is kept in memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.report.text import reason
 
 PIECE = 2**24
-"""Bytes that are read at once."""
+"""The number of bytes read at once."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor in a safetensors file, by its header."""
+    """A tensor in a safetensors file, as its header describes it."""
 
     path: Path
     dtype: str
@@ -38,10 +38,10 @@ class TensorBytes:
 
 
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Every tensor of a checkpoint, in the order of their files.
+    """Return every tensor of a checkpoint, in the order of their files.
 
     Args:
-        where: the file of each tensor, each of which was opened as a safetensors file before.
+        where: The file of each tensor; each was already opened as a safetensors file.
     """
     found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
@@ -59,8 +59,7 @@ def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
 
 
 def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield the name and the sha256 of each tensor, one file after the other; raise `CheckpointError` for a file that
-    cannot be read."""
+    """Yield the name and sha256 of each tensor, file by file; raise `CheckpointError` for an unreadable file."""
     files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
     for number, path in enumerate(files):
         progress(f"hashing {path.name}", number, len(files))

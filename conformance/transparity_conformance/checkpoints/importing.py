@@ -1,4 +1,4 @@
-"""Importing a checkpoint from a hub: its configuration, its parameters, and remarks on what was not taken over."""
+"""Import a checkpoint: its configuration, its parameters, and remarks on ignored parts."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from transparity_conformance.report.text import listed, shown
 PARAMETERS = "parameters.safetensors"
 
 AS_THEY_ARE = (np.asarray, np.transpose)
-"""The conversions of matrices that can stay in their files."""
+"""Conversions after which matrices can stay in their files."""
 
 MOST_NAMED = 100
-"""The most names in a remark: all of a real checkpoint, and a screen of one made to fill it."""
+"""The largest number of names in a remark; real checkpoints have fewer."""
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and its folder; those with a change are a plain dictionary.
+    """All parameters of a checkpoint, and its folder; a changed copy is a plain dictionary.
 
     Args:
-        is_ours: the folder was written by `export_checkpoint`.
-        stored_as: the format of matrices that are multiplied by scales when they are read; empty without any.
-        no_gradients: the reason why a port's gradients are not compared with it; empty if they are.
+        is_ours: Whether `export_checkpoint` wrote the folder.
+        stored_as: The format of matrices with scales; empty without scales.
+        no_gradients: The reason why gradients are not compared; empty if they are.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Whether a loader is given the folder, not a copy in float32 that the checker writes and the port reads: of
-        one that is such a copy, or has scales, and where a copy does not fit. Decided once."""
+        """Return whether a loader receives the folder itself instead of a float32 copy.
+
+        It does if the folder is such a copy, has scales, or is too large to copy. The result is cached.
+        """
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -80,22 +82,21 @@ class Checkpoint:
     model_type: str
     config: TransformerConfig
     parameters: dict[str, Any]
-    """Arrays; the matrices of a large model stay in their files."""
+    """Arrays; matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
-    """Fields and tensors that were not taken over unchanged, a line for each kind."""
+    """Ignored or changed fields and tensors, one line for each kind."""
 
 
 def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint:
     """Import a checkpoint.
 
     Args:
-        folder: config.json and safetensors, as a hub keeps them; of CLIP, whose two towers are in one folder, that
-            with one of the sections that describe them: `clip/text_config`, `clip/vision_config`.
-        head: the output of an encoder-only model, `hidden`, `pooled` or, with a head of masked words, `logits`; by
-            default `classes` if its class is one for sequences, `pooled` if there is a pooler, else `logits` if there
-            is such a head.
+        folder: A Hugging Face folder with config.json and safetensors; for CLIP, with the section of one tower added:
+            `clip/text_config`, `clip/vision_config`.
+        head: The output of an encoder, `hidden`, `pooled` or, with a masked-language head, `logits`. The default is
+            `classes` for a sequence classifier, else `pooled` with a pooler, else `logits` with a head.
 
-    Raises `TransparityError` if a file is missing or cannot be read, or if no configuration describes the model.
+    Raises `TransparityError` if a file is missing or unreadable, or if no configuration describes the model.
     """
     opened = open_checkpoint(folder, head)
     config, shapes = opened.config, parameter_shapes(opened.config)
@@ -114,7 +115,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint of which the configuration is read, and parameters can be."""
+    """A checkpoint whose configuration is read, and whose parameters can be read."""
 
     folder: Path
     family: Family
@@ -132,9 +133,9 @@ class Opened:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Read the parameters `names`; return them, and the names of the tensors that they come from.
+        """Read the parameters `names`; return them with the names of their tensors.
 
-        Raises `CheckpointError` for a tensor that is missing, of another shape or dtype, or unlike its copy.
+        Raises `CheckpointError` for a tensor that is missing, has another shape or dtype, or differs from its copy.
         """
         folder, family, where = self.folder, self.family, self.files
         shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
@@ -145,7 +146,7 @@ class Opened:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
                     f"{folder} has no tensor {name!r}; expected it, for the parameter {ours} of the "
-                    f"shape {shape}: look whether a file is missing, or the model is one without that part."
+                    f"shape {shape}: a file is missing, or the model lacks that part."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
@@ -156,8 +157,8 @@ class Opened:
                 value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
                 if ours in parameters and not have_equal_numbers(parameters[ours], value):
                     raise CheckpointError(
-                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected the same numbers in both, for "
-                        f"by {CONFIG} both are {ours}: correct the field that ties them, or the file."
+                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected equal "
+                        f"numbers, because {CONFIG} ties them as {ours}: correct the field that ties them, or the file."
                     )
                 parameters.setdefault(ours, value)
         held = {scale for name in parts if (scale := scale_of(name, where)) is not None}
@@ -166,7 +167,7 @@ class Opened:
 
     @functools.cached_property
     def files(self) -> Mapping[str, Path]:
-        """The file of each tensor, of experts in MXFP4 as one of numbers."""
+        """Return the file of each tensor; experts in MXFP4 count as one tensor of numbers."""
         return unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
 
     def tensors(
@@ -180,25 +181,25 @@ class Opened:
 
     @property
     def stored_as(self) -> str:
-        """The format of matrices with scales; empty without any."""
+        """Return the format of matrices with scales; empty without scales."""
         return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """The rows and columns that have one scale."""
+        """Return the numbers of rows and columns that share a scale."""
         block = (self.quantised or {}).get("weight_block_size")
         is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)
         return (block[0], block[1]) if is_pair else None  # type: ignore[index] # then it is a list
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
-    """Read the configuration of a checkpoint, and where its tensors are; arguments and errors as of importing it."""
+    """Read the configuration and the tensor locations of a checkpoint; see `import_checkpoint`."""
     path = Path(folder)
     folder, fields = read_tower(path)
     given, quantised = _without_scales(fields)
     family = family_of(folder, given)
     where = tensor_files(folder)
-    if folder != path:  # the other tower, and the temperature of the pair, are in the same files
+    if folder != path:
         own = (*family.prefixes, *(family.classifier.names if family.classifier else ()))
         where = {name: file for name, file in where.items() if name.startswith(own)}
     try:
@@ -212,7 +213,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """The tensors, without a prefix, that have the very numbers that are computed here."""
+    """Return the tensors, without a prefix, whose numbers equal the ones that we compute."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
@@ -220,12 +221,11 @@ def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Pat
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
-"""The format of matrices with scales by `quant_method`."""
+"""The format of matrices with scales, by `quant_method`."""
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """The fields of config.json without the quantisation to a format with scales that is read, and that; others are
-    left, to be refused."""
+    """Return the fields without a supported quantisation with scales, and that quantisation."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -235,7 +235,7 @@ def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
-    """Write config.json and parameters.safetensors; raises `CheckpointError` for a folder with other files in it."""
+    """Write config.json and parameters.safetensors; raise `CheckpointError` if the folder has other files."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
 
 
 def family_of(folder: Path, given: Fields) -> Family:
-    """The family of the `model_type` in config.json."""
+    """Return the family of the `model_type` in config.json."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
@@ -262,7 +262,7 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 
 def family_called(model_type: str) -> Family:
-    """The family of a `model_type`; raises `CheckpointError` for one that cannot be imported."""
+    """Return the family of a `model_type`; raise `CheckpointError` for an unknown one."""
     if model_type in TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers side by side; expected one of them: {towers}.")
@@ -272,7 +272,7 @@ def family_called(model_type: str) -> Family:
 
 
 def _unknown(says: str, name: Any) -> CheckpointError:
-    """The error for a family that is not known, with the nearest name, and what helps without one."""
+    """Return the error for an unknown family, with the nearest name and alternatives."""
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
@@ -281,15 +281,15 @@ def _unknown(says: str, name: Any) -> CheckpointError:
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
-    """Convert the fields of config.json, of a checkpoint with the tensors `names`, to a configuration."""
+    """Convert the fields of config.json to a configuration, for a checkpoint with the tensors `names`."""
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
             raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
         if head == "logits" and "head_transform" not in found:
             raise CheckpointError(
-                "a head is asked for (logits); expected one of masked words, tied to the embedding and with GELU in "
-                "RoBERTa, and there is none."
+                "a head is asked for (logits), but there is no masked-language head tied to the embedding and, in "
+                "RoBERTa, with GELU."
             )
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task
@@ -297,13 +297,13 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
                 f"a head is asked for (classes); expected a class that ends with {ends} in architectures."
             )
         found["head"] = head
-    if found.get("head") in ("hidden", "pooled"):  # what the head of masked words has goes with it
+    if found.get("head") in ("hidden", "pooled"):  # without the masked-language head
         found = {name: value for name, value in found.items() if name not in ("head_transform", "tied_head")}
     return TransformerConfig(**found | _tokens({**family.defaults, **given}, found))
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """The special tokens in the vocabulary; `decoder_start_token_id` is an encoder-decoder's first."""
+    """Return the special tokens in the vocabulary; an encoder-decoder starts with `decoder_start_token_id`."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -319,7 +319,7 @@ def _first(token: Any) -> Any:
 def parameters_from(
     family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The parameters in their order, from all of the hub's tensors of a model."""
+    """Return the parameters in their order, from all tensors of a hub model."""
     shapes = parameter_shapes(config)
     parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
@@ -327,7 +327,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """The tensors without any of which a folder with the fields `given` and the tensors `names` cannot be imported."""
+    """Return the tensors without which a folder with these fields and names cannot be imported."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
     found = set()
@@ -347,14 +347,14 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
-    """A parameter of the expected `shape`, converted from its tensor."""
+    """Return a parameter of the expected `shape`, converted from its tensor."""
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
         theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
         raise CheckpointError(
             f"{name!r} of {path} has the shape {theirs}, which gives {ours} {given}; by {CONFIG} expected {shape}: one "
-            "of the two is of another model."
+            "of them belongs to another model."
         )
     return value if isinstance(value, Mapped) else np.ascontiguousarray(value)
 
@@ -362,7 +362,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """The parts of each of the tensors `names` that are parameters of the model, which has those in `shapes`."""
+    """Return the parts of each tensor that are parameters of the model with `shapes`."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()
@@ -372,7 +372,7 @@ def parts_in(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """The parameter that holds the numbers of `name`: another one for a tied head and for shared embeddings."""
+    """Return the parameter that stores `name`, which differs for tied heads and shared embeddings."""
     if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
@@ -383,7 +383,7 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """The fields and tensors that were not taken over unchanged, a line for each kind."""
+    """Return the ignored or changed fields and tensors, one line for each kind."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
@@ -406,8 +406,8 @@ def _remarks(
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """The fields of special tokens that are not those of the configuration."""
+    """Return the fields of special tokens that differ from the configuration's."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
-    # an encoder-decoder begins with decoder_start_token_id
+    # An encoder-decoder starts with decoder_start_token_id.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
     return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]

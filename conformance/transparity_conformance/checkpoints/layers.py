@@ -1,7 +1,7 @@
-"""A checkpoint one layer at a time: models of one layer, whose tokens are the activations in front of it.
+"""A checkpoint one layer at a time: one-layer models whose tokens are the previous activations.
 
-The embedding table of such a model holds the reference's activations, so that token t is one of them, and its head is
-the identity where it has a weight of its own. Any loader of the family reads it, and memory is that of one layer.
+The embedding table of such a model contains the reference's activations, so token t selects one of them. An untied head
+is the identity. Any loader of the family can read the model, and one layer fits into memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The tokens that activations are computed from: rows, and positions in each."""
+"""The rows of tokens from which activations are computed, and the positions in each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint as a model of its own."""
+    """A part of a checkpoint as a separate model."""
 
     name: str
     config: TransformerConfig
@@ -41,15 +41,13 @@ class Piece:
 
 
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
-    """Yield the embedding with the head, in blocks of the vocabulary that are as large as a layer, and then each layer.
+    """Yield the embedding with the head, in vocabulary blocks as large as a layer, and then each layer.
 
     Args:
-        opened: a checkpoint of one stack: an encoder, with hidden states as its output, or a decoder.
-        layers: the layers, from 0; None: all of them.
+        opened: A checkpoint of one stack: a decoder, or an encoder that returns hidden states.
+        layers: The layers, from 0; None: all layers.
 
-    Raises `CheckpointError` for an encoder-decoder, for images, for layers that share a bias of distances, for a state
-    that is pooled by tokens, for embeddings with a norm in front of layers with norms first, and for layers that it
-    does not have.
+    Raises `CheckpointError` if no one-layer model exists (`_check_has_pieces`), and for unknown layers.
     """
     config = opened.config
     _check_has_pieces(opened)
@@ -69,30 +67,29 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` where no model of one layer can be made."""
+    """Raise `CheckpointError` if no one-layer model can be built."""
     config = opened.config
     if config.architecture == "encoder-decoder":
         raise CheckpointError(f"{opened.folder} is an encoder-decoder; expected one stack: check it as a whole.")
     if config.reads_pixels:
         raise CheckpointError(
-            f"{opened.folder} reads images, and no embedding table makes what is in front of a layer: check it as a "
-            "whole."
+            f"{opened.folder} reads images, and no embedding table can produce a layer's input: check it as a whole."
         )
     if config.has_relative_bias:
         raise CheckpointError(f"{opened.folder} has one bias of distances for all layers: check it as a whole.")
     if config.embedding_norm and config.norm_position == "pre":
         raise CheckpointError(
-            f"{opened.folder} normalises its embeddings, and its layers do not end with a norm, so that no embedding "
-            "table makes what is in front of a layer: check it as a whole."
+            f"{opened.folder} normalises its embeddings but not its layers' outputs, so no embedding table can "
+            "produce a layer's input: check it as a whole."
         )
     if config.is_pooled and config.pooling in ("eos", "largest"):
         raise CheckpointError(
-            f"{opened.folder} pools the position of a token, and pieces have tokens of their own: check it as a whole."
+            f"{opened.folder} pools the position of a token, and pieces have other tokens: check it as a whole."
         )
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint; an encoder without a `head` with hidden states as its output, of which all are seen."""
+    """Open a checkpoint; an encoder without a `head` returns all hidden states."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
@@ -100,10 +97,9 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a piece as a folder of its family, which is removed with the context; yield its parameters, of which the
-    matrices are in that folder, and `no_gradients` with them.
+    """Write a piece as a temporary folder of its family; yield its parameters with `no_gradients`.
 
-    Raises `CheckpointError` if the family cannot express it, or if it cannot be written.
+    Raises `CheckpointError` if the family cannot express it, or if the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
@@ -117,7 +113,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """The configuration with other numbers of layers and tokens; special tokens that it does not have are None."""
+    """Return the configuration with other numbers of layers and tokens; missing special tokens become None."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
@@ -127,10 +123,10 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """The embedding, the final norm and the head, without layers, for one block of tokens after the other.
+    """Yield the embedding, the final norm and the head, without layers, one block of tokens at a time.
 
     Args:
-        outside: the parameters outside of the layers.
+        outside: The parameters outside the layers.
     """
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
@@ -156,10 +152,10 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class _Front:
-    """What is in front of a layer."""
+    """The input of a layer."""
 
     x: np.ndarray
-    """The activations, (rows · length, embed_dim); with an embedding norm, in front of it."""
+    """The activations, (rows · length, embed_dim), before the embedding norm if there is one."""
     norm: Arrays
     """The parameters of the embedding norm; empty without one."""
     tokens: np.ndarray
@@ -167,7 +163,7 @@ class _Front:
 
 
 def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
-    """The embeddings of drawn tokens, by the parameters outside of the layers."""
+    """Return the embeddings of random tokens, computed from the parameters outside the layers."""
     stack = _stack(config)
     shape = ROWS, min(LENGTH, config.max_length)
     drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
@@ -183,20 +179,20 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """All activations of the reference, in float32 and without padding."""
+    """Return all activations of the reference, in float32 and without padding."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
 
 
 def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
-    """A layer with what is in front of it as the embedding table."""
+    """Return a layer whose embedding table contains its inputs."""
     config, stack = opened.config, _stack(opened.config)
     own = f"{stack}.layers.{layer}."
     read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
-    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that logits have a shape of their own
+    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that the shape of logits is unique
     rows = np.arange(vocabulary) % len(front.x)
     given[f"{stack}.token_embedding.weight"] = (front.x[rows] / config.token_scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
@@ -207,18 +203,18 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
 
 
 def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter that changes nothing: the gain of a norm, or what is added."""
+    """Return a parameter without effect: a norm's gain of one, or a zero bias."""
     is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
     return np.full(shape, float(is_gain), np.float32)
 
 
 def _behind(piece: Piece, front: _Front) -> _Front:
-    """What is in front of the next layer."""
+    """Return the input of the next layer."""
     config, stack = piece.config, _stack(piece.config)
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:
         return dataclasses.replace(front, x=x)
-    # Behind post-norm the stream is a norm's result: that norm makes it again from what is normalised.
+    # After post-norm, the stream is a norm's result: that norm recomputes it from its normalised input.
     scope = f"{stack}.layers.0.feed_forward_norm."
     norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
     return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

@@ -1,4 +1,4 @@
-"""Names of tensors on a hub, and the parameters that they become."""
+"""Names of hub tensors, and the parameters that they contain."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ class StoredTensor:
     """A tensor that is stored in another form than ours."""
 
     parts: tuple[Part, ...]
-    """The parameters in it, each with its conversion."""
+    """Its parameters, each with its conversion."""
     join: Join
-    """The tensor from its parameters: the inverse of all conversions together."""
+    """Combines the parameters into the tensor; the inverse of all conversions."""
 
 
 Table = Mapping[str, str | StoredTensor]
-"""The hub's names, with `{i}` for the number of a layer and `{e}` for that of an expert, and ours: one parameter, or
-the parts that a tensor is split into. Two names of one parameter have to hold the same numbers; the first is the one
-that is written."""
+"""Hub names, with `{i}` for a layer and `{e}` for an expert, mapped to our parameter or to parts of a tensor.
+
+Two names of one parameter must have equal numbers; the first name is written.
+"""
 
 
 def transposed(name: str) -> StoredTensor:
-    """A matrix that is stored as (in, out)."""
+    """Return a matrix that is stored as (in, out)."""
     return StoredTensor(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
 
 
 def flat(name: str) -> StoredTensor:
-    """A vector that is stored as a matrix of one row."""
+    """Return a vector that is stored as a matrix of one row."""
     return StoredTensor(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Parameters one under the other, each of so many rows."""
+    """Return parameters with these numbers of rows, stacked in one tensor."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Parameters side by side in each of so many groups of heads, of each so many rows."""
+    """Return parameters side by side in each group of heads, with these numbers of rows."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
     parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
@@ -67,20 +68,20 @@ def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
-    """The names of the `weight` and the `bias` of linear maps and norms, in the scope `theirs` there, `ours` here."""
+    """Return the names of `weight` and `bias` of linear maps and norms, in the scopes `theirs` and `ours`."""
     return weights(pairs, theirs, ours, ("weight", "bias"))
 
 
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
 ) -> dict[str, str | StoredTensor]:
-    """The names of the `weight` of each linear map or norm without a bias."""
+    """Return the names of the `weight` of linear maps or norms without a bias."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """The names of the projections of an attention."""
+    """Return the names of the projections of an attention."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 
@@ -89,12 +90,12 @@ GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    """The table without the tensors whose names have one of the `parts`."""
+    """Return the table without tensors whose names contain one of the `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """The parts of each of the hub's `names` that is in the table."""
+    """Return the parts of each hub name that is in the table."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:
@@ -106,7 +107,7 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """The hub's name as it is in the table."""
+    """Return the hub's name without a prefix, as in the table."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 
@@ -116,15 +117,15 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """The hub's name of a parameter of ours, the first of several."""
+    """Return the hub's first name of one of our parameters."""
     found = _entry(parameter, table)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """The tensors of the hub that hold `parameters`, under the first of several names, without a prefix.
+    """Return the hub tensors that contain `parameters`, under their first name, without a prefix.
 
-    The inverse of `parts_of`: a tensor has the dtype of its parameters. Parameters that have no name are left out.
+    This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters without a name are left out.
     """
     entries = {ours: found for ours in parameters if (found := _entry(ours, table)) is not None}
     tensors = {}
@@ -140,7 +141,7 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
 
 
 def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    """The first name in the table for a parameter of ours, and its numbers; None if there is none."""
+    """Return the first table name of our parameter and its numbers; None if it has no name."""
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
             if match := _pattern(name).fullmatch(parameter):
@@ -158,7 +159,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _numbered(name: str, numbers: Mapping[str, str]) -> str:
-    """A name of the table with the numbers of a layer and an expert."""
+    """Return a name of the table with the numbers of a layer and an expert."""
     for key, number in numbers.items():
         name = name.replace(f"{{{key}}}", number)
     return name

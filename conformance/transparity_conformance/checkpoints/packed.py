@@ -1,4 +1,4 @@
-"""Experts in MXFP4: bytes of numbers and of scales, read as one tensor of all experts, as their family names it."""
+"""Experts in MXFP4: bytes of numbers and scales, read as one tensor of all experts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from transparity_conformance.checkpoints.reading import UNREADABLE, CheckpointEr
 from transparity_conformance.report.text import reason, shown
 
 BLOCKS, SCALES = "_blocks", "_scales"
-"""What the names of the bytes end in, behind the name of the tensor."""
+"""The suffixes of the tensors of bytes."""
 
 
 def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
-    """The file of every tensor, with one in place of the two of its bytes."""
+    """Return the file of every tensor, with one entry for each pair of numbers and scales."""
     names = [name.removesuffix(BLOCKS) for name in where if name.endswith(BLOCKS)]
     whole = {name: where[name + BLOCKS] for name in names if name + SCALES in where}
     bytes_of = {name + ending for name in whole for ending in (BLOCKS, SCALES)}
@@ -30,16 +30,16 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The matrices of all experts in MXFP4, (experts, in, out), which NumPy takes for an array.
+    """The matrices of all experts in MXFP4, (experts, in, out), readable by NumPy as an array.
 
-    An expert, or every so many of its features, stays in the file.
+    An expert, or a stride of its features, can stay in the file.
     """
 
     name: str
     blocks: Stored
-    """The numbers: (experts, out, in / 32, 16), bytes."""
+    """The numbers: bytes, (experts, out, in / 32, 16)."""
     scales: Stored
-    """The exponents: (experts, out, in / 32), bytes."""
+    """The exponents: bytes, (experts, out, in / 32)."""
     shape: tuple[int, int, int]
 
     @property
@@ -61,9 +61,9 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """The tensors `names` as float32, or left in their files.
+    """Load the tensors `names` as float32, or leave them in their files.
 
-    Raises `CheckpointError` for another dtype or shape than those of MXFP4.
+    Raises `CheckpointError` for a dtype or shape that MXFP4 does not have.
     """
     found = {name: _opened(where, name) for name in names}
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}

@@ -1,4 +1,4 @@
-"""Reading a hub's folder: config.json, and tensors in one safetensors file or, with an index, in several."""
+"""Read a Hugging Face folder: config.json, and tensors in one or, with an index, several safetensors files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from transparity_conformance.report.text import VALUE, reason, safe
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
-"""The errors of a file that its own header describes wrongly."""
+"""The errors of a file whose header is wrong."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes that float32 holds exactly."""
+"""The dtypes that float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
-"""What the names of scales end in, behind the name of the matrix that is multiplied by them."""
+"""The suffixes of a matrix's scales."""
 
 
 TOWERS = {
@@ -39,8 +39,7 @@ TOWERS = {
         "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
     }
 }
-"""The sections of config.json for the stacks of a model that has several side by side, and the class that reads each,
-with its `model_type`."""
+"""The sections of config.json for models with several stacks, with the class and `model_type` of each."""
 
 
 class CheckpointError(TransparityError):
@@ -48,14 +47,13 @@ class CheckpointError(TransparityError):
 
 
 def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a checkpoint and its fields: of a `path` to a folder those of config.json, and of one that
-    ends with a section, as `clip/text_config` does, those of that tower alone."""
+    """Return the folder and the fields of a checkpoint, or of one tower for a path such as `clip/text_config`."""
     folder, section = path.parent, path.name
     if is_folder(path) or section not in {name for sections in TOWERS.values() for name in sections}:
         return path, read_fields(path)
     given = read_fields(folder)
     towers = TOWERS.get(str(given.get("model_type")), {})
-    older = given.get(f"{section}_dict")  # overrules the section where a file has both
+    older = given.get(f"{section}_dict")  # takes precedence over the section
     own = given.get(section) if older is None else older
     if section not in towers or not isinstance(own, dict):
         raise CheckpointError(
@@ -66,7 +64,10 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """The fields of config.json. Raises `CheckpointError` if it is missing, and `BundleError` if it is not JSON."""
+    """Return the fields of config.json.
+
+    Raises `CheckpointError` if it is missing, and `BundleError` if it is not JSON.
+    """
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)
@@ -81,12 +82,12 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def _infinite(name: str) -> dict[str, str]:
-    """What transformers 5 writes for an infinite number, which JSON lacks, of its name, which transformers 4 writes."""
+    """Convert an infinite number, which transformers 4 writes by name, to the form of transformers 5."""
     return refuse_constant(name) if name == "NaN" else {"__float__": name}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor, by name. Raises `CheckpointError` if there is none, or none that can be read."""
+    """Return the file of every tensor; raise `CheckpointError` if none can be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
         check_header(path, CheckpointError)
@@ -110,11 +111,12 @@ def load_tensors(
     in_place: Collection[str] = (),
     block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
-    """The `wanted` tensors as float32, which holds half precision exactly; matrices that are among those `in_place`
-    stay in their files. A matrix in float8 is multiplied by its scales: one for all, one for each row, or one for each
-    `block` of rows and columns.
+    """Load the `wanted` tensors as float32, without loss for half precision.
 
-    Raises `CheckpointError` for another dtype, and for tensors that do not fit in memory.
+    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales: one for all, one for each
+    row, or one for each `block` of rows and columns.
+
+    Raises `CheckpointError` for another dtype, and for tensors that do not fit into memory.
     """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
@@ -135,14 +137,14 @@ def load_tensors(
 
 
 def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
-    """A matrix in float8 with its scales; None for another dtype."""
+    """Return a float8 matrix with its scales; None for another dtype."""
     dtype, shape = found.get_dtype(), tuple(found.get_shape())
     if dtype not in FLOAT8:
         return None
     scaled = scale_of(name, where)
     if scaled is None or len(shape) != 2:
         raise CheckpointError(
-            f"{shown(name)} of {where[name]} has the dtype {dtype}, and no {name}{SCALES[0]} is beside it; expected a "
+            f"{shown(name)} of {where[name]} has the dtype {dtype}, but there is no {name}{SCALES[0]}; expected a "
             "matrix with its scales."
         )
     scale = np.asarray(load_tensors(where, [scaled])[scaled])
@@ -151,18 +153,18 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
             return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
     raise CheckpointError(
-        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for all of "
-        f"{shown(name)}, one for each of its {shape[0]} rows, or one for each block of weight_block_size in {CONFIG}."
+        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}. Expected: one scale for "
+        f"{shown(name)}, for each of its {shape[0]} rows, or for each block of weight_block_size in {CONFIG}."
     )
 
 
 def scale_of(name: str, where: Collection[str]) -> str | None:
-    """The tensor that has the scales of another; None if there is none."""
+    """Return the name of the scales of a tensor; None without scales."""
     return next((name + suffix for suffix in SCALES if name + suffix in where), None)
 
 
 def _shape(found: Any, name: str, path: Path) -> list[int]:
-    """The shape of a tensor in a file; raises `CheckpointError` for a dtype that is not read."""
+    """Return the shape of a tensor in a file; raise `CheckpointError` for an unsupported dtype."""
     if (dtype := found.get_dtype()) not in (*DTYPES, *FLOAT8):
         raise CheckpointError(
             f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join((*DTYPES, *FLOAT8))}: save the "
@@ -172,7 +174,7 @@ def _shape(found: Any, name: str, path: Path) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files: those in the index, or the only one."""
+    """Return the safetensors files: the files in the index, or the only file."""
     index = folder / INDEX
     if is_file(index):
         return _indexed(index)
@@ -181,7 +183,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise CheckpointError(f"{folder} has {names} and no {INDEX}; expected it beside them, or one file alone.")
+        raise CheckpointError(f"{folder} has {names} and no {INDEX}; expected the index, or only one file.")
     if not found:
         pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
         if pickles:
@@ -209,11 +211,11 @@ def _indexed(index: Path) -> list[Path]:
 
 def _pickled(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle, which can run any code when it is read; expected safetensors: load it where you trust "
+        f"{path} is a pickle, which can run any code when it is read; expected safetensors. Load it where you trust "
         "it, and save it with save_pretrained(folder) of transformers."
     )
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, on one line and shortened."""
+    """Return a value as JSON, on one line and shortened."""
     return safe(json.dumps(value), VALUE)

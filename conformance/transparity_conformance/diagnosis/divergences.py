@@ -1,4 +1,4 @@
-"""Explain every wrong segment of a port: a fault of the whole model first, then one segment after the other."""
+"""Explain every wrong segment of a port: a fault of the whole model first, then each segment in turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""Receives the name of a stage, the steps done and their number."""
+"""Receives the name of a stage, the number of steps done, and the total."""
 
 MOST_EXPLAINED = 40
 """Further segments are listed without a cause."""
@@ -46,13 +46,13 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain every segment in `faulty`; those that an earlier cause explains, too, are left out.
+    """Explain every segment in `faulty`; those that an earlier cause also explains are left out.
 
-    Activations that were found by value may be others than they were taken for. Then causes are told if the `answer`
-    follows from them, and the fewest are preferred: one fault that gives the logits, the fewest of those that explain
+    Activations found by value may be other activations than they seem. Causes are then reported only if they reproduce
+    the `answer`, and the fewest are preferred. Candidates are one fault that gives the logits, the fewest that explain
     the segments, or two that give the logits.
 
-    On several `ranks`, faults of the way in which the port is sharded are tried, too.
+    On several `ranks`, faults of the sharding are tried too.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -71,9 +71,12 @@ def _consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Divergences without the causes that the answer does not follow from: those of activations that were found by
-    value, if all causes and the port's values at unexplained taps do not give its logits, or if what one is made from,
-    or what is made from it, is unexplained, for it may be no such activation."""
+    """Return the divergences without the causes that contradict the answer.
+
+    Only activations found by value can contradict it. Their causes are dropped if all causes, with the port's values at
+    unexplained taps, do not give the logits. They are also dropped next to an unexplained tap, because the activation
+    may be another one.
+    """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
@@ -86,7 +89,7 @@ def _consistent(
 
 
 def _is_beside(results: Results, tap: str, others: Sequence[str]) -> bool:
-    """Return whether one of the other taps is made from a tap, or a tap from it, without another one in between."""
+    """Return whether a tap feeds one of the other taps, or is fed by it, without another tap between them."""
     return any(_feeds(results, tap, other) or _feeds(results, other, tap) for other in others)
 
 
@@ -104,11 +107,11 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """The divergences of the combination that gives the answer and contradicts the fewest activations; none if there is
-    none, or if it contradicts those that the port shows by itself.
+    """Return the divergences of the combination that gives the answer and contradicts the fewest activations.
 
-    Activations that are wrong with it all the same make no difference to the answer, or were taken for others. An
-    explanation of a segment by the same faults is kept.
+    Returns an empty tuple if there is no such combination, or if it contradicts activations that the port itself
+    returns. Activations that stay wrong either do not affect the answer or were matched wrongly. An explanation of a
+    segment by the same faults is kept.
     """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
@@ -131,7 +134,7 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(_divergence(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(each for each in told if each.fault.id not in placed):  # at no activation that was found
+    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations that were not found
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
         divergences.append(_divergence(results, "logits", explanations["logits"]))
@@ -151,9 +154,9 @@ def _by_segment(
     ranks: int,
     answer: Answer | None,
 ) -> tuple[list[Divergence], dict[str, Explanation], Combination]:
-    """Explain every segment by itself, from the port's own activations in front of it, until the answer follows.
+    """Explain every segment separately, from the port's own activations before it, until the answer follows.
 
-    Returns: the divergences and explanations so far, and the fewest of their faults from which the answer follows.
+    Returns: The divergences and explanations so far, and the fewest faults that give the answer.
     """
     known = _whole_model_fault(results, faulty, dtype)
     divergences: list[Divergence] = []
@@ -182,17 +185,17 @@ def _by_segment(
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """The divergences, with exchanges and other shapes named as such."""
+    """Return the divergences, with swaps and changed shapes named."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """The probe on which a tap is most wrong."""
+    """Return the probe on which a tap has the largest share of its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
 def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """The divergence of a segment with its explanation, and the profile of its error if there is none."""
+    """Return the divergence of a segment with its explanation, or with the profile of its error."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if dtype and not found.causes:
@@ -203,8 +206,8 @@ def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "")
     return Divergence(tap, *numbers, found.causes, *ties, worst.probe.name, profile, is_misshapen)
 
 
-def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str) -> list[str]:
-    """A remark on the fields that differ, where the logits alone are known and nothing explains them."""
+def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
+    """Return a note on the fields that differ, if only the logits are known and have no cause."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
@@ -213,20 +216,21 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
-    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)))
+    clock.begin(2)
+    fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
     if left > NO_EXPLANATION:
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (
-        f"nothing in the catalogue explains the logits; this may be no {probe.case}: with {changed} in the "
-        f"configuration, {left:.1%} of the difference is left on the probe {probe.name}; `transparity fit` finds the "
+        f"nothing in the catalogue explains the logits; this may not be a {probe.case}. With {changed} in the "
+        f"configuration, {left:.1%} of the difference is left on the probe {probe.name}. `transparity fit` finds the "
         "configuration of a PyTorch module"
     )
     return [says]
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """The difference that no cause explains, on the probe where it is largest."""
+    """Return the remaining difference without a cause, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     recorded = segment.recorded[probe.name]
     ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
@@ -236,7 +240,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name the cause of another shape that explains all that follows, and gives the tap that shape."""
+    """Name the cause of a wrong shape if it gives the tap that shape and explains all later taps."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -245,7 +249,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name an exchange where each of two sites uses the other's parameters: one side alone is none."""
+    """Name a swap if each of two sites uses the other's parameters; one side is not enough."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -269,12 +273,12 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
 
 
 def _alone(explanation: Explanation | None) -> Fault | None:
-    """The fault that explains a segment by itself."""
+    """Return the fault that explains a segment by itself."""
     return explanation.chosen[0].fault if explanation and len(explanation.chosen) == 1 else None
 
 
 def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:
-    """The fault of the whole model that leaves the fewest segments wrong, if that is at most half of them."""
+    """Return the whole-model fault that leaves the fewest segments wrong, if at most half are left."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

@@ -1,8 +1,8 @@
-"""Equivalent forms of an activation: a port may scale the query instead of the scores, number its heads differently, or
-drop a key bias that softmax cancels. The values inside a sublayer then differ, and the port is still right.
+"""Equivalent forms of activations inside a sublayer, in a port that is still right.
 
-A form is equivalent only if one map, the same for every row and position, leads from the reference's values to the
-port's: no such map leads to a number that is simply wrong.
+A port may scale the query instead of the scores, number its heads differently, or drop a key bias that softmax cancels.
+A form is equivalent only if one map, the same for every row and position, turns the reference's values into the port's.
+No such map leads to a wrong number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether one map leads from ours to the port's, to within `tolerance` of the largest number."""
+    """Return whether one map turns our values into the port's, within `tolerance` of the largest number."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours are computed from the port's
@@ -37,7 +37,7 @@ def _joined(pairs: Sequence[Pair], change: Callable[[np.ndarray], np.ndarray]) -
 
 
 def _merged(x: np.ndarray) -> np.ndarray:
-    """(batch, heads, length, head_dim) or (batch, length, features) as (positions, features)."""
+    """Reshape (batch, heads, length, head_dim) or (batch, length, features) to (positions, features)."""
     return _flat(x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) if x.ndim == 4 else x)
 
 
@@ -46,7 +46,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """actual = ours · A + b for one A and b; without more positions than features, any values would do."""
+    """Return whether actual = ours · A + b for one A and b; False without more positions than features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -55,7 +55,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Every hidden unit of the port is one of ours times a positive number; if all are zero, none matches."""
+    """Return whether every hidden unit of the port is one of ours times a positive number; False if all are zero."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -64,7 +64,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Every head of the port is one of ours; scores may be scaled, and each row shifted by a number."""
+    """Return whether every head of the port is one of ours; scores may be scaled, and each row shifted."""
     heads = [
         _joined(pairs, lambda x, head=head: _centered(x, shifted)[:, head].ravel())  # type: ignore[misc]
         for head in range(pairs[0][0].shape[1])

@@ -1,7 +1,7 @@
-"""Causes: the faults that, put into the reference, make a difference vanish.
+"""Causes: faults that remove a difference when they are put into the reference.
 
-Single faults are tried exhaustively, then those with a fitted number, then pairs. A cause is named only if what remains
-is within the budget on every probe.
+Single faults are tried exhaustively, then faults with a fitted number, then pairs. A cause is named only if the rest is
+within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Explanation:
     causes: tuple[Cause, ...] = ()
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
-    """Ids of other faults that explain the difference equally well."""
+    """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """A probe that tells those apart."""
+    """A probe that distinguishes them."""
     remains: bool = False
-    """Whether the cause explains everything on some probes only."""
+    """Whether the cause explains everything on only some probes."""
 
 
 def explain(
@@ -50,11 +50,11 @@ def explain(
     """Find the cause of the difference at `segment`.
 
     Args:
-        sites: Taps at which the fault may have been made.
-        known: Faults that are applied already.
-        others: All probes, one of which may tell equally good causes apart.
-        earlier: Explanations of other segments: a fault in one layer is likely in the next.
-        clock: The time that is left for the search; when it runs out, nothing is explained.
+        sites: Taps at which the fault may be.
+        known: Faults that are already applied.
+        others: All probes, one of which may distinguish equally good causes.
+        earlier: Explanations of other segments; a fault in one layer is likely in the next.
+        clock: The time left for the search; when it runs out, nothing is explained.
     """
     search = Search.at(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
@@ -79,7 +79,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """The explanation of the difference at `segment` by the first of equally good combinations."""
+    """Return the explanation of the difference at `segment` by the first of equally good combinations."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     before = rms(segment.left(screen, known))
     causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
@@ -95,8 +95,10 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Equally good combinations without those that the preferred one is preferred to though they alone leave right
-    segments right: a residual that is missing behind both sublayers is missing behind the last, too."""
+    """Drop preferred combinations that contradict right segments, if a later one does not.
+
+    A residual that is missing after both sublayers is also missing after the last one.
+    """
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -112,7 +114,7 @@ def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """The explanation of a segment of the same kind, if it holds here, too."""
+    """Return the explanation of a segment of the same kind, if it also holds here."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
@@ -122,7 +124,7 @@ def _same_as_earlier(
 
 
 def _said_alike(cause: Cause, fault: Fault, earlier: Explanation) -> Cause:
-    """The cause in the words of the earlier explanation, if it is the same fault: one sentence stands for both."""
+    """Return the cause with the earlier explanation's sentence if the fault is the same."""
     same = earlier.chosen[-1].fault.description == fault.description
     return dataclasses.replace(cause, says=earlier.causes[-1].says) if same else cause
 
@@ -130,7 +132,7 @@ def _said_alike(cause: Cause, fault: Fault, earlier: Explanation) -> Cause:
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """The faults of segments of the same kind, as they are made at this one: what one layer does, the next may do."""
+    """Return the faults of earlier segments of the same kind, made at this segment."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -142,13 +144,12 @@ def _made_before(
 
 
 def _nothing_left(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """The causes of a combination that explains everything: what it leaves is rounding, however small the error was."""
+    """Return the causes of a complete explanation, whose remainder is rounding even if the error was small."""
     return (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """The fault as it is made at this segment, if it can be; parameters that are taken from elsewhere depend on the
-    place."""
+    """Return the fault as it is made at this segment, if possible; parameters taken from elsewhere depend on it."""
     every = faults_at(screen.config, segment.tap, segment.ranks)
     made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
@@ -156,7 +157,7 @@ def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
 
 
 def tap_kind(tap: str) -> str:
-    """`norms` for every norm's tap, `scores` for all scores, and so on: faults are made at all taps of a kind."""
+    """Return the kind of a tap, such as `norms` or `scores`; a fault is made at all taps of a kind."""
     last = tap.rpartition(".")[2]
     if last in ("query", "key", "value"):
         return "query_key_value"
@@ -185,7 +186,7 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """The first tap of the reference that the last of these faults, one of the whole model, changes or removes."""
+    """Return the first tap of the reference that the last fault, a fault of the whole model, changes or removes."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
@@ -213,7 +214,7 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """The first probe on which two combinations differ by more than rounding, or one alone cannot be made."""
+    """Return the first probe on which two combinations differ by more than rounding, or only one is possible."""
     for name, probe in others.items():
         one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:
@@ -227,7 +228,7 @@ def _split_by(
 
 
 def _value(segment: Segment, probe: Probe, combination: Combination) -> np.ndarray | None:
-    """The reference's value at the segment with these faults; None if they exclude each other, or the tap."""
+    """Return the reference's value at the segment with these faults; None if they exclude each other, or the tap."""
     try:
         return walk(probe, segment.recorded.get(probe.name, {}), combination, until=segment.tap).get(segment.tap)
     except Impossible:

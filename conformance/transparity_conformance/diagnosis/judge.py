@@ -34,7 +34,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""Receives the report on a port that diverges, with its places, before their causes are sought."""
+"""Receives the report on a port that diverges before the search for causes."""
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 """The port's activations, by probe and tap."""
@@ -45,7 +45,7 @@ def ignore_progress(stage: str, done: int, total: int) -> None:
 
 
 def ignore_report(report: Report) -> None:
-    """Tell nobody where a port diverges."""
+    """No-op callback."""
 
 
 def judge(
@@ -68,13 +68,13 @@ def judge(
     """Judge the activations of a port that has been run on `probes`.
 
     Args:
-        port, dtype, logits_only: Its name; the precision whose budgets apply; ignore all but the logits.
+        port, dtype, logits_only: Its name; the precision whose budgets apply; whether to ignore all but the logits.
         not_compared, repeated: Further lines for the report; the comparison of two runs on the same tokens, if any.
-        clock, located: The time for the search for causes (`BUDGET` seconds); receives divergences before it.
-        ranks, needs_logits: Those of a port that is right on one, else 1; leave out a probe without logits.
-        answer: The logits, and what is known to explain them, where taps were found by value.
+        clock, located: The time for the search (`BUDGET` seconds); receives divergences before it.
+        ranks, needs_logits: The ranks of a port that is right on one, else 1; whether to skip probes without logits.
+        answer: The logits and the faults known to explain them, if taps were found by value.
 
-    Raises `Interrupted`, with the report, if the search was ended by Ctrl-C.
+    Raises `Interrupted`, with the report, if Ctrl-C ends the search.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
@@ -93,7 +93,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has logits, or any taps; return a line for everything that is missing, too."""
+    """Compare every probe that has logits or any taps; also return a line for everything that is missing."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -106,13 +106,15 @@ def _compare(
             continue
         ends = {"logits"} & recorded.keys() or recorded.keys()
         if not all(np.isfinite(probe.oracle.budget(tap, dtype)) for tap in ends):
-            missing.append(f"probe {key}: the reference itself overflows in {dtype}, so nothing can be held to it")
+            missing.append(
+                f"probe {key}: the reference itself overflows in {dtype}, so nothing can be compared with it"
+            )
         else:
             results[key] = compare_segments(probe, recorded, dtype)
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)
     absent = [tap for tap in taps if not any(tap in result.errors for result in results.values())]
     if absent:
-        why = "not asked for, but the logits alone" if logits_only else "the port does not show them"
+        why = "only the logits were requested" if logits_only else "the port does not show them"
         named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
         missing.append(f"{len(absent)} of {len(taps)} taps: {why} ({named})")
     return results, missing
@@ -125,7 +127,7 @@ def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> b
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for causes: where its progress is shown, its time, and who is told what it starts from."""
+    """The search for causes: its progress, its time, and the receiver of the first report."""
 
     progress: Progress
     clock: Clock
@@ -142,17 +144,17 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Judge the results; agreement needs `complete`, the logits of every probe, of which most are judged."""
+    """Judge the results; agreement needs `complete`, the logits of every probe, most of them judged."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [f"{tap} is held in another form, which makes no difference behind it" for tap in equivalent]
+    notes += [f"{tap} has an equivalent form, which changes nothing after it" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty, dtype)
         if not wrong:
-            notes += [f"{tap} differs from the reference's at padding alone, which no logit shows" for tap in faulty]
+            notes += [f"{tap} differs from the reference only at padding, which no logit depends on" for tap in faulty]
             if hidden := _hidden_in_rounding(results, measured, dtype, notes):
                 return report("diverges", "logits", with_impact(results, hidden, dtype), notes=tuple(notes))
             return report("agrees" if complete else "inconclusive", None, notes=tuple(notes))
@@ -165,7 +167,7 @@ def _verdict(
     if wrong:
         faulty = wrong
         if any(item.tap == "logits" for item in measured):
-            notes.append("the logits agree: what is wrong here makes no difference to them")
+            notes.append("the logits agree: these faults do not change them")
     places = faulty or ["logits"]
     search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, dtype, search)
@@ -179,21 +181,21 @@ def _verdict(
 def _explained(
     results: Results, places: list[str], dtype: str, search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """The divergences with their causes, as far as there is time, remarks on the search, and fields that differ."""
+    """Return the divergences with the causes found in time, notes on the search, and differing fields."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
-    clock.begin(1 if is_large else STAGES)  # looking for a rounding may have taken longer than all of it
+    clock.begin(1 if is_large else STAGES)  # the search for a rounding may have used all the time
     with clock.interruptible():
         divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
-        if not clock.is_interrupted and len(results) > 1:  # one call alone tells of no configuration
-            remarks += departures_note(results, divergences, dtype)
+        if not clock.is_interrupted and len(results) > 1:  # one call does not determine a configuration
+            remarks += departures_note(results, divergences, dtype, clock)
             others = several_fields(results, places, divergences, dtype, clock)
     return divergences, remarks, others
 
 
 def _unexplained(results: Results, tap: str) -> Divergence:
-    """The divergence of a segment, where it is largest."""
+    """Return the divergence of a segment on the probe where it is largest."""
     worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
     is_misshapen = tap in worst.misshapen
     return Divergence(tap, worst.errors[tap], worst.budgets[tap], probe=worst.probe.name, is_misshapen=is_misshapen)
@@ -202,17 +204,17 @@ def _unexplained(results: Results, tap: str) -> Divergence:
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """The divergence of undeclared rounding, and a fault that hides in it; add notes on both."""
+    """Return the divergence of undeclared rounding and a fault hidden in it; add notes on both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
-    notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, and smaller differences can be seen")
+    notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, so that smaller differences show")
     return [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
 
 
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Look for a fault whose effect is within the wide budgets of half precision; add a note if there is one."""
+    """Look for a fault within the wide budgets of half precision; add a note if one is found."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -223,7 +225,7 @@ def _hidden_in_rounding(
 
 
 def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
-    description = "two runs on the same tokens differ: dropout, or another draw, is active"
+    description = "two runs on the same tokens differ: dropout, or another random operation, is active"
     cause = Cause("dropout-active", description, None, repeated.error, 0.0)
     return Divergence(repeated.where, repeated.error, repeated.budget, (cause,), probe=probe)
 
@@ -244,7 +246,7 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
 
 
 def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
-    """The worst comparison of each kind of tap."""
+    """Yield the worst comparison of each kind of tap."""
     worst: dict[str, Measured] = {}
     for item in measured:
         kind = tap_kind(item.tap)

@@ -1,4 +1,4 @@
-"""Locate the wrong segments of a port, and the taps at which a fault that shows there may have been made."""
+"""Locate the wrong segments of a port, and the taps at which their faults may be."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer: a port may hold them in an equivalent form and still be right."""
+"""Taps inside a sublayer; a port may compute an equivalent form of them and still be right."""
 
 INSIDE = ("scores", "weights", "context")
-"""What follows queries and keys inside attention, in order."""
+"""The taps after queries and keys inside attention, in order."""
 
 
 def is_internal(tap: str) -> bool:
@@ -33,12 +33,13 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
-    """List the segments that are wrong, and those that only differ in form, each in order.
+    """List the wrong segments, and the segments that differ only in form, each in order.
 
-    A tap differs in form if it is inside a sublayer, it or a tap through which all of it flows is what we compute
-    without it, and one map leads from our value to the port's (`equivalence`). Where queries, keys or values are wrong,
-    what is behind them is computed from these. The result of a norm differs in form, too, if its gain and bias are
-    folded into the weights behind it: then everything that the port shows behind it is right, the logits included.
+    A tap differs only in form if it is inside a sublayer and one map turns our value into the port's (`equivalence`).
+    In addition, the tap, or a later tap that carries all of it, must be right.
+
+    The result of a norm also differs in form if its gain and bias are folded into the next weights. Then everything
+    after it is right. Values after wrong queries, keys or values are computed from the port's.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
@@ -57,7 +58,7 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 
 
 def _wrong(results: Results) -> list[tuple[str, str]]:
-    """The probes and the taps that are wrong in them."""
+    """Return the pairs of probe and wrong tap."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
@@ -68,10 +69,10 @@ def _wrong_norms(results: Results) -> set[str]:
 def _healed(
     results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
 ) -> set[tuple[str, str]]:
-    """The probes and taps where what follows is right and the port's values are an equivalent form.
+    """Return the pairs of probe and tap whose port values are an equivalent form with a right result.
 
     Args:
-        without: the taps of sublayers whose values are computed, as those of the suspects are.
+        without: Taps of sublayers whose values are recomputed, as the suspects' are.
     """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
@@ -100,9 +101,9 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
-    """Return which of the port's values are right behind the `outer` ones."""
+    """Return which of the port's values are right, computed from the `outer` ones."""
     ours = walk(result.probe, outer)
-    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores one is luck
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores, one is not enough
     budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
     return {
         tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
@@ -111,20 +112,20 @@ def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> 
 
 
 def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], right: Mapping[str, bool]) -> bool:
-    """Return whether what `tap` flows into is right."""
+    """Return whether the values computed from `tap` are right."""
     ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
     return ends if is_internal(tap) else all(right[name] for name in outer)
 
 
 def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
-    """True for the rows of the batch in which `tap` depends on what a query returns that sees no key."""
+    """Return the rows of the batch in which `tap` depends on the result of a query that sees no key."""
     rows = len(next(iter(probe.inputs.values())))
     free = undetermined_positions(probe, dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """The taps through which everything flows that `tap` gives: if one of them is right, so is what `tap` is for."""
+    """Return the taps that carry all effects of `tap`: if one is right, so is the effect of `tap`."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -135,8 +136,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the port's value at `tap`, with masked ALiBi scores replaced.
 
-    ALiBi may be computed from the key's position instead of its distance (BLOOM), which shifts each row of scores by a
-    number, but not its masked scores.
+    ALiBi may use the key's position instead of its distance (BLOOM). This shifts each row of scores by a number, except
+    its masked scores.
     """
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
@@ -148,7 +149,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
-    """List the taps that differ at real tokens, though the logits agree; unseen padding is free."""
+    """List the taps that differ at real tokens although the logits agree; unseen padding may differ."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -166,13 +167,13 @@ def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """List the taps at which a fault that shows at `tap` may have been made, in order.
+    """List the taps at which a fault that shows at `tap` may be, in order.
 
-    These are `tap`, the taps before it that the port does not record, and those whose values flow into its residual.
+    These are `tap`, the preceding taps that the port does not record, and taps whose values enter its residual.
     """
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
-    # A recorded tap need not be on the way to this one: all unrecorded taps of the layer are candidates.
+    # A recorded tap may lie on another path: all unrecorded taps of the layer are candidates.
     sites = [name for name in reversed(before) if name not in recorded and name.startswith(f"{layer}.")]
     for name in reversed(before):
         if name in recorded:

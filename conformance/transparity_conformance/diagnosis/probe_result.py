@@ -19,7 +19,7 @@ from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 
 MOST_FEATURES = 4096
-"""Features, or tokens of the vocabulary, whose errors a report lists one by one."""
+"""The largest number of features, or tokens, whose errors a report lists one by one."""
 
 
 @dataclass
@@ -34,31 +34,31 @@ class ProbeResult:
     """All taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest differences where no convention decides."""
+    """The largest differences outside positions that a convention decides."""
     everywhere: dict[str, float]
-    """The largest differences, those that are a convention included."""
+    """The largest differences, including positions that a convention decides."""
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
 
     @property
     def last(self) -> str:
-        """The last tap that is shown and has the right shape: of most ports, the logits."""
+        """Return the last tap with the right shape; the logits for most ports."""
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
     def right(self) -> dict[str, float]:
-        """The budgets of the segments that are within them."""
+        """Return the budgets of the segments that are within them."""
         return {tap: self.budgets[tap] for tap in self.errors if self.share(tap) <= 1}
 
     @property
     def wrong(self) -> list[str]:
-        """The taps whose segments are over their budgets."""
+        """Return the taps whose segments exceed their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]
 
 
 Results = Mapping[str, ProbeResult]
-"""By name of the probe."""
+"""Results by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
@@ -72,7 +72,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
     }
     right = chosen(shown, [tap for tap in shown if tap not in misshapen])
     recorded = changed(right, lambda value: np.asarray(value, np.float64))
-    if recorded.keys() <= {"logits"}:  # nothing of the port flows on: a walk would be the oracle again
+    if recorded.keys() <= {"logits"}:  # without other activations, a walk equals the oracle
         ours: Mapping[str, np.ndarray] = probe.oracle.expected
         budgets = {tap: probe.oracle.budget(tap, dtype) for tap in probe.oracle.noise(dtype)}
     else:
@@ -91,7 +91,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """The largest error by row, position, head and feature, as lists of numbers; logits have tokens for features."""
+    """Return the largest error by row, position, head and feature (token for logits), as lists of numbers."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -102,7 +102,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
-    """List the segments over budget with `known` applied, in order; not all of them if there are more than `most`."""
+    """List the segments over budget with `known` applied, in order; the list may stop after `most`."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -124,7 +124,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """The largest error of the last segment that is shown, the logits' own, with `known` applied."""
+    """Return the largest error of the last recorded segment, usually the logits, with `known` applied."""
     return max(
         judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()
@@ -133,7 +133,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """True where a position of `tap` (batch, length) is a token, False where it is padding that nothing depends on."""
+    """Return True where a position of `tap` (batch, length) is a token, False where it is unused padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])

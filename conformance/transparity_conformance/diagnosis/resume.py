@@ -1,7 +1,7 @@
-"""The start of a walk: layers in front of everything that is needed are not computed again.
+"""The start of a walk, which skips layers before everything that is needed.
 
-A stack that starts at its third layer is a shorter stack whose embedding is the output of the second: the reference
-runs it as it is, under a tap that renames.
+A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
+reference runs it unchanged, with a tap that renames activations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part behind them."""
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part after all layers."""
 
 
 @functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """The stack, the layer and the rest of a name; cached, as every walk uses the same names."""
+    """Return the stack, the layer and the rest of a name; cached, because every walk uses the same names."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -39,7 +39,7 @@ def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> Transform
 
 
 def depth(config: TransformerConfig, name: str) -> Depth:
-    """The depth of a tap or a parameter in the model."""
+    """Return the depth of a tap or a parameter in the model."""
     if found := _of_layer(name):
         return int(found[0] == "decoder"), found[1]
     stack, _, rest = name.partition(".")
@@ -66,19 +66,19 @@ class Start:
 
     @property
     def depth(self) -> Depth:
-        """The depth of the first layer that is not skipped."""
+        """Return the depth of the first layer that is not skipped."""
         is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
         return (1, self.decoder) if is_decoder else (0, self.encoder)
 
     @property
     def shorter(self) -> TransformerConfig:
-        """The configuration without the skipped layers."""
+        """Return the configuration without the skipped layers."""
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
         """Return whether a tap or a parameter is in a skipped layer."""
         if name.startswith("encoder.") and self.whole_encoder:
-            # A table that both stacks share is the encoder's by name.
+            # A table that both stacks share has the encoder's name.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
         if found := _of_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
@@ -86,13 +86,13 @@ class Start:
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """The parameters that are left, renamed for the shorter configuration."""
+        """Return the remaining parameters, renamed for the shorter configuration."""
         if not self.skipped:
             return parameters
         return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Rename taps for the whole model; values of skipped layers are replaced by the given ones."""
+        """Return a tap that uses the whole model's names, and returns given values for skipped layers."""
 
         def renamed(name: str, value: Any) -> Any:
             name = self._renamed(name, 1)
@@ -118,12 +118,12 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """The latest start at or before `earliest` for which `given` has the needed activations."""
+    """Return the latest start at or before `earliest` for which `given` has the needed activations."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
-    # Where layers differ by their number, the shorter stack has to start at the same phase.
+    # If layers differ by their number, the shorter stack must start at the same phase.
     period = len(config.layer_types) or 1
     known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
     skipped = next(known, 0)

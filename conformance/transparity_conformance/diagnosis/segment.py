@@ -1,4 +1,4 @@
-"""A segment that disagrees, and the difference that is left when faults are put into the reference."""
+"""A segment that disagrees, and the difference that remains when faults are put into the reference."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Segment:
     recorded: Mapping[str, Mapping[str, np.ndarray]]
     """The port's activations, by probe and tap."""
     budgets: Mapping[str, float]
-    """The budget of this segment, by probe."""
+    """The budget of this segment on each probe."""
     dtype: str
     right: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The budgets of the segments that are right, by probe and tap."""
+    """The budgets of the right segments, by probe and tap."""
     ranks: int = 1
-    """The ranks of the port; 1 if what differs is not of their making."""
+    """The ranks of the port; 1 if the sharding does not cause the difference."""
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port shows nothing else."""
+        """Return whether the port shows only this tap."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     @functools.cached_property
@@ -47,7 +47,7 @@ class Segment:
         return {}
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return the walk that all walks of `probe` have in common, if the port shows no activation before this one."""
+        """Return the walk shared by all walks of `probe`, if the port shows no activation before this one."""
         if len(self.recorded[probe.name]) > 1:
             return None
         if probe.name not in self._bases:
@@ -55,18 +55,18 @@ class Segment:
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Subtract the reference's value, with `chosen` applied, from the port's; 0 where a convention decides."""
+        """Return the port's value minus the reference's with `chosen` applied; 0 where a convention decides."""
         recorded = self.recorded[probe.name]
         try:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
         except Impossible:
             ours = None
-        if ours is None:  # a model with another place for its norms does not have this one
+        if ours is None:  # with other norm positions, this tap does not exist
             return np.array([np.inf])
         return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Divide the remaining difference by the budget, measured again if that could matter."""
+        """Return the remaining difference relative to the budget, measured again if that could matter."""
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         if budget < error < REMEASURED_WITHIN[self.dtype] * budget:
             others = [name for name in self.recorded[probe.name] if name != self.tap]
@@ -77,8 +77,10 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether `chosen` makes a right segment in front of this one wrong, by more than it changes budgets, or
-        cannot be made there at all: a fault of several layers, of which one is known to have it already."""
+        """Return whether `chosen` makes an earlier right segment wrong, or is impossible there.
+
+        This detects a fault of several layers when an earlier layer does not have it.
+        """
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
             return False
@@ -94,7 +96,7 @@ class Segment:
         return any(error > REMEASURED_WITHIN[self.dtype] * right[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
-        """The root mean square of the remaining difference."""
+        """Return the root mean square of the remaining difference."""
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
@@ -102,11 +104,11 @@ class Segment:
         return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes`, every probe by default."""
+        """Return whether the difference is within the budget on all `probes`, by default every probe."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
-        """The largest remaining difference."""
+        """Return the largest remaining difference."""
         return self._size(probe, chosen)[1]
 
     @functools.cached_property
@@ -114,21 +116,21 @@ class Segment:
         return {}
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """The root mean square and the largest of the remaining difference, computed once."""
-        # hypotheses hold functions and mappings, so they are told apart as objects, and kept to stay so
+        """Return the root mean square and the maximum of the remaining difference, computed once."""
+        # Hypotheses contain functions and mappings, so the key is their identity; keeping them keeps it unique.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
             self.keep(probe, chosen, self.left(probe, chosen))
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        """Remember the size of `left`, the remaining difference."""
+        """Store the size of `left`, the remaining difference."""
         largest = float(np.abs(left).max(initial=0.0))
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
 def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
-    """The segment that ends at a tap, on the probes on which the port shows it."""
+    """Return the segment that ends at a tap, on the probes that show it."""
     having = [result for result in results.values() if tap in result.recorded]
     return Segment(
         tap,
@@ -142,6 +144,6 @@ def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segmen
 
 
 def rms(left: np.ndarray) -> float:
-    """The root mean square: unlike the maximum, it shows how near a guess is."""
+    """Return the root mean square; unlike the maximum, it shows how near a guess is."""
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0

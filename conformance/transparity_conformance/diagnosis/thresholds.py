@@ -1,10 +1,10 @@
-"""The thresholds of the diagnosis: the numbers that what was measured is compared with, and where they come from."""
+"""The thresholds of the diagnosis, and their origins."""
 
 from __future__ import annotations
 
 
 class Threshold(float):
-    """A number, and its provenance."""
+    """A number and its provenance."""
 
     provenance: str
 
@@ -15,8 +15,8 @@ class Threshold(float):
 
 
 CHANGED_BUDGET = (
-    "budgets of logits with a third of the catalogue applied, one fault at a time (155 of three models), are at most "
-    "5.5 × those without it in float32, 6.5 × in bfloat16, and a hundredfold for hot scores"
+    "budgets of logits were measured with a third of the catalogue, one fault at a time (155 of three models). They "
+    "are at most 5.5 × the original ones in float32, 6.5 × in bfloat16, and a hundredfold for hot scores"
 )
 REMEASURED_WITHIN = {
     "float64": Threshold(1000, CHANGED_BUDGET),
@@ -24,27 +24,29 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; nearly everything is within a thousand budgets of half precision"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; nearly everything is within a thousand budgets of half precision"),
 }
-"""The most budgets that a difference may be off for the budget to be measured again with the fault applied."""
+"""A difference of at most this many budgets is compared again, with a budget measured with the fault applied."""
+
+LUCK = Threshold(4.5, "a right program with hot scores errs by up to 4.5 × what three points show (144 models)")
+"""The most budgets that a right program may be off where rounding is measured at few points."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
-    "scores that are scaled and shifted, mapped values, and hidden units and contexts in another order deviate from "
-    "the fitted map by at most 23 ulps of their largest number with hot scores, and by 3 without; wrong values by 1.7 "
-    "million at least (12 probes of two models in float32)",
+    "equivalent forms deviate from the fitted map by at most 23 ulps of their largest number with hot scores, and by 3 "
+    "without. Wrong values deviate by at least 1.7 million (12 probes of two models in float32)",
 )
 """The tolerance of an equivalent form, in ulps of its largest number."""
 
 NO_EXPLANATION = Threshold(
     0.5,
-    "with the right one of 53 faults in the reference, 1.1e-4 of the difference of a float32 port is left at most; "
-    "with any other, more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with hot scores)",
+    "the right one of 53 faults leaves at most 1.1e-4 of the difference of a float32 port. Any other leaves more than "
+    "half in 99.6 % of 7,268 cases (two models, two probes, one of them with hot scores)",
 )
-"""The share of a difference with which a fault, or other fields, explain nothing, whatever their own budget."""
+"""A fault, or other fields, that leave a larger share of a difference explain nothing, whatever the budget."""
 
 ROUNDED_PRODUCTS = (
-    "models whose products are rounded to TF32 and bfloat16 leave 3e-4 of the difference at most with this rounding "
-    "(five probes, 20 runs); another one, or queries 5 % too large beside it, 0.78 typically and 0.96 at worst, or "
-    "more. On accelerators factors near a tie are rounded the other way, and so is what depends on them"
+    "products rounded to TF32 and bfloat16 leave at most 3e-4 of the difference with the same rounding (five probes, "
+    "20 runs). Another rounding, or additional queries 5 % too large, leaves at least 0.78 typically and 0.96 at "
+    "worst. On accelerators, factors near a tie, and all that depends on them, round the other way"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
@@ -52,15 +54,15 @@ LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 
 FURTHEST_ROUNDED = Threshold(
     4,
-    "in the same runs 0.51 with the right rounding; 25 with queries 5 % too large beside TF32, 3.1 beside bfloat16, "
-    "which the typical number tells from rounding",
+    "in the same runs, 0.51 with the right rounding; queries 5 % too large give 25 with TF32. They give 3.1 with "
+    "bfloat16, where the typical number shows the fault",
 )
-"""The largest difference of any number, in units of the largest difference that the rounding makes."""
+"""The largest difference of any number, relative to the largest difference that the rounding causes."""
 
 COHERENT = Threshold(
     4,
-    "on the PyTorch and Flax columns with nine configurations in bfloat16, at one set of weights, an error lies along "
-    "an effect by 1.0 × what the reference's own rounding does in the median, and by 1.65 × at worst (a Llama); twice "
-    "as much again. In float32 it reached 1.93 on five of them: only half precisions, with wide budgets, are tested",
+    "measured on the PyTorch and Flax columns with nine configurations in bfloat16, at one set of weights. An error "
+    "lies along an effect by 1.0 × the reference's own rounding in the median, and by 1.65 × at worst (a Llama). The "
+    "limit doubles this. In float32 it reached 1.93 on five: only half precisions, with wide budgets, are tested",
 )
-"""The most that an error may lie along an effect, over the most that the reference's own rounding does."""
+"""The limit of an error along an effect, relative to the largest one of the reference's own rounding."""

@@ -1,8 +1,8 @@
 """The walk: run the reference through the port's own activations.
 
-At each tap the reference computes the next value from the port's activations, then continues with the port's value. So
-each segment is judged on its own: a fault shows where it is made and nowhere behind it, and several are all found at
-once. A walk is one forward pass under one tap; if only logits are recorded, the whole model is one segment.
+At each tap, the reference computes the next value from the port's activations and continues with the port's value. Each
+segment is thus judged separately: a fault shows only where it is made, and several faults show at once. A walk is one
+forward pass under one tap; if only logits are recorded, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - no error
-    """The requested tap has been computed; the rest of the forward pass is not needed."""
+    """The requested tap is computed; the rest of the forward pass is not needed."""
 
 
 class Impossible(Exception):  # noqa: N818 - no error
-    """Nothing can be computed under a hypothesis, as with two faults of which one removes what the other needs."""
+    """A hypothesis allows no computation, for example if one fault removes a part that another needs."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Within the context, whatever is raised but `errors` is a hypothesis that failed: raise `Impossible` for it."""
+    """Convert any exception except `errors` to `Impossible`: the hypothesis failed."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -84,10 +84,10 @@ def walk(
     Args:
         until: The last tap to compute.
         dtype: The precision of the computation.
-        index: One of the neighbouring points at which rounding is measured (0: the point itself).
-        base: A walk on the same activations; what it has in common with this one is not computed again.
-        taps: Receives the values that flow on behind each tap.
-        choices: The same walk in float64, of which the routers' choices are taken.
+        index: A neighbouring point at which rounding is measured (0: the point itself).
+        base: A walk on the same activations, whose common part is reused.
+        taps: Receives the values with which the walk continues after each tap.
+        choices: The same walk in float64, from which the routers' choices are taken.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         return _walk(probe, recorded, hypotheses, dtype, until, index, base, taps, choices)
@@ -124,14 +124,14 @@ def _walk(
 
 
 def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Room for what is computed, with what a model of the same fields has computed; one of others may lack its taps."""
+    """Return storage for computed values; values of a model with the same fields are reused."""
     if base is None or model.config is not probe.config:
         return probe.room()
     return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Room for the values that flow on, with those in front of the start."""
+    """Return storage for the values with which the walk continues, including those before the start."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -140,18 +140,18 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """The model with faults in its configuration and parameters, and where faults act."""
+    """A model with faults in its configuration and parameters, and the taps where faults act."""
 
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
     """Taps and parameters at which faults are made."""
     downstream: list[str] = field(default_factory=list)
-    """Taps behind which a fault changes the flow."""
+    """Taps after which a fault changes the flow."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """The model with the faults of its configuration and of its parameters, which were `right`."""
+    """Return the model with the faults of its configuration and of its `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -161,7 +161,7 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
             model.downstream.append("encoder.embedding")
         changed: Arrays = {}
         if fault.alter:
-            # Changes start from the right parameters: two that are exchanged are both taken from their own places.
+            # Changes start from the right parameters, so that a swap reads both from their own places.
             changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
             model.parameters = model.parameters | changed
         if not fault.fields:
@@ -180,7 +180,7 @@ def _walking(
     until: str | None,
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
-    """Make the tap that patches values, keeps them in `computed` and continues with the `recorded` ones."""
+    """Return a tap that patches values, stores them in `computed`, and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         is_given = choices is not None and is_choice(name)
@@ -201,7 +201,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """The value at a tap with the faults that change it there, from the right one."""
+    """Return the value at a tap with the faults that change it there."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -211,7 +211,7 @@ def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, val
 
 
 def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
-    """Each formula with the settings of all faults that change it."""
+    """Return each formula with the settings of all faults that change it."""
     formulas: dict[Formula, dict[str, Any]] = {}
     for fault in faults:
         if fault.formula is not None:
@@ -230,11 +230,11 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Find the latest layer at which the walk can start without changing its result."""
+    """Return the latest layer at which the walk can start without changing its result."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides every fault in front of it, unless the fault changes the flow behind it.
+    # A recorded activation hides every earlier fault, unless the fault changes later computations.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
@@ -251,7 +251,7 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Measure the reference's own rounding error in `dtype` in each segment, as every budget is measured.
+    """Measure the reference's own rounding error in `dtype` in each segment.
 
     Args:
         neighbours: The number of points at which the error is measured.
@@ -274,6 +274,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Move `value` within its rounding: a port rounds the values it shows, and may continue with unrounded ones."""
+    """Perturb `value` within its rounding: a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

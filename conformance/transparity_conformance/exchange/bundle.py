@@ -1,7 +1,7 @@
 """A bundle: a check as a folder of files, for a port in any language and on any machine.
 
-`manifest.json` describes the others; a port reads `config.json`, the parameters and `inputs.safetensors`, and writes
-one file of answers. Sections for capabilities have files of their own.
+`manifest.json` describes the other files. A port reads `config.json`, the parameters and `inputs.safetensors`, and
+writes one file of answers. Each capability with inputs of its own has a file.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The width of feed-forwards, of any proportion, at which systems are told apart."""
+"""The feed-forward width at which systems are compared."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One configuration, one set of parameters, and probes that share them."""
+    """One configuration, one set of parameters, and the probes that share them."""
 
     name: str
-    """The preset's, or `config`; that of a checkpoint's family."""
+    """The preset, `config`, or the family of a checkpoint."""
     dtype: str
     config: TransformerConfig
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
-    """The sections, by name."""
+    """The sections by name."""
     has_weights: bool = True
-    """Whether the parameters are in the bundle; else it names the tensors of a checkpoint."""
+    """Whether the bundle contains the parameters; otherwise it refers to the tensors of a checkpoint."""
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The capabilities for which a port may write tensors beside its taps."""
+        """Return the capabilities for which a port may write tensors besides its activations."""
         return tuple(self.capabilities)
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every `{probe}/{tap}` with its shape."""
+        """Return the shape of every `{probe}/{tap}`."""
         return {
             f"{name}/{tap}": shape for name, probe in self.probes.items() for tap, shape in _tap_shapes(probe).items()
         }
 
     @functools.cached_property
     def asked(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the sections with its shape."""
+        """Return the shape of every tensor of the sections."""
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """The inputs of a probe as the bundle has them: beside a checkpoint, with the mask that a tokenizer gives."""
+        """Return the inputs of a probe as stored; with a checkpoint, the tokenizer's mask is added."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
-        """A probe in the manifest, without its budgets."""
+        """Return the manifest entry of a probe, without budgets."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
         return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(_tap_shapes(probe)))
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
-    """The probes of `config` that share its ordinary parameters."""
+    """Return the probes of `config` that share its ordinary parameters."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
@@ -95,9 +95,9 @@ def _tap_shapes(probe: Probe) -> dict[str, tuple[int, ...]]:
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
-    """The shapes with one name for a tap of all layers, `decoder.layers.{i}.output`; `i` counts from 0.
+    """Return the shapes with one name for the taps of all layers: `decoder.layers.{i}.output`, with `i` from 0.
 
-    Raises `AssertionError` where layers differ, which no configuration has.
+    Raises `AssertionError` if layers differ, which no configuration allows.
     """
     found: StoredShapes = {}
     for name, shape in shapes.items():
@@ -107,7 +107,7 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 
 
 def check_name(name: str, config: TransformerConfig) -> None:
-    """Refuse the name of a preset for another system; its size does not matter."""
+    """Raise `BundleError` if a preset is named but the configuration is another system; its size is ignored."""
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
         raise BundleError(f"The bundle is said to be of {name!r}, but its configuration is of another system.")
 

@@ -1,4 +1,4 @@
-"""What a port wrote for a bundle, compared with the reference: its taps, and its answers to the sections."""
+"""Judge the answers that a port wrote for a bundle: its activations, and its answers to the sections."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from transparity_conformance.report.report import Report, Verdict
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""Fills the columns after the last token, as a tensor has one width."""
+"""Fills the columns after the last token, because tensors are rectangular."""
 
 
 def compare(
     folder: Path, actual: Path, checkpoint: Path | None, progress: Progress, *, logits_only: bool = False
 ) -> Iterator[Report]:
-    """Yield a report on what a port wrote for a bundle, or on each of several bundles.
+    """Yield a report on the answers to a bundle, or on the answers to each of several bundles.
 
     Args:
-        folder: the bundle, or the folder of several.
-        actual: the file of the answers; of several bundles a folder, with a file for each that is named as it is.
-        checkpoint: the checkpoint that the bundle names; None: the one within it, or the bundle's own weights.
-        progress, logits_only: as for `judge`.
+        folder: The bundle, or the folder of several bundles.
+        actual: The file of answers; for several bundles, a folder with one file per bundle, named after it.
+        checkpoint: The checkpoint that the bundle refers to; None: the checkpoint inside it, or the bundle's own
+            weights.
+        progress, logits_only: As for `judge`.
 
-    Raises `TransparityError` for a bundle, answers or a checkpoint that are not right.
+    Raises `TransparityError` for an invalid bundle, answer or checkpoint.
     """
     manifest = read_manifest(folder) if is_file(folder / MANIFEST) else None
     if not isinstance(manifest, Several):
@@ -76,9 +77,10 @@ def judge_bundle(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Judge what a port wrote for a bundle; a tensor that is missing is no fault of one that was `stopped`.
+    """Judge the answers that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
 
-    A bundle without weights compares taps, and lists what did not come back; one with weights needs a probe's logits.
+    Without weights, the answers may contain any taps; missing taps are listed. With weights, a probe's logits are
+    required.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -124,7 +126,7 @@ def _without_answers(bundle: Bundle, probe: str, tensors: Mapping[str, np.ndarra
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
-    """Yield every tap of every probe that did not come back, as lines; probes that lack the same share theirs."""
+    """Yield the taps that are missing for each probe, as lines; probes with the same missing taps share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for key in bundle.probes:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
@@ -134,7 +136,7 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
 
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:
-    """Yield all names, a line for layers next to each other that have the same ones, and a line for the rest."""
+    """Yield a line for each range of layers with the same taps, and a line for all other names."""
     by_layer: dict[tuple[str, int], list[str]] = {}
     rest = []
     for name in names:
@@ -172,7 +174,7 @@ def _judge_section(
 
 
 def _why_none(section: Section, verdict: Verdict) -> str:
-    """The reason why no way is compared; empty if one is."""
+    """Return the reason why the whole section is not compared; empty if some of it is."""
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason
@@ -196,7 +198,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Tokens without the columns after the last one; anything else as it is."""
+    """Return tokens without the unused columns at the end; other values are unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

@@ -1,7 +1,7 @@
-"""The manifest of a bundle, `manifest.json`: the one description of its other files.
+"""The manifest of a bundle, `manifest.json`, which describes all other files.
 
-A bundle has its weights in `parameters.safetensors` or, with `checkpoint`, names the tensors of a checkpoint by their
-sha256. A manifest with `bundles` lists several bundles in folders beside it.
+A bundle contains its weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by sha256. A
+manifest with `bundles` lists several bundles in neighbouring folders.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from transparity_conformance.report.text import SENTENCE, VALUE, reason, safe
 FORMAT = 4
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
-"""The folder of a layer's weights within the bundle of that layer."""
+"""The folder of weights inside the bundle of a layer."""
 
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
-"""The files of a bundle with weights, without those of its sections."""
+"""The files of a bundle with weights, without its sections."""
 
 FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
 SECTIONS = tuple(CAPABILITIES)
@@ -45,21 +45,21 @@ StoredShapes = dict[str, list[Size]]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """An object of a manifest, without fields that are not listed."""
+    """A manifest object that refuses unknown fields."""
 
 
 class ProbeFields(Strict):
-    """One set of inputs, and the taps that may come back; `{i}` in a name is the number of a layer, from 0."""
+    """One set of inputs and the taps that a port may return; `{i}` in a name is a layer's index, from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes
     taps: StoredShapes
     budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
-    """By tap; those of a bundle with weights."""
+    """The budget of each tap; only in bundles with weights."""
 
 
 class SectionFields(Strict):
-    """The requests of a capability, the tensors in its file, and those that a port may write for it."""
+    """The requests of a capability, the tensors in its file, and the tensors that a port may write."""
 
     purpose: Text = msgspec.field(name="for")
     requests: dict[str, dict[str, Any]]
@@ -68,7 +68,7 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A tensor of a checkpoint; the sha256 is that of its bytes."""
+    """A tensor of a checkpoint; the sha256 covers its bytes."""
 
     shape: list[Size]
     dtype: str
@@ -76,7 +76,7 @@ class TensorFields(Strict):
 
 
 class CheckpointFields(Strict):
-    """A checkpoint, without its numbers."""
+    """A checkpoint without its numbers."""
 
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
@@ -96,12 +96,12 @@ class Manifest(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files of the bundle, except the manifest itself."""
+        """Return the files of the bundle, except the manifest."""
         return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
 
 
 class Several(Strict):
-    """The manifest of several bundles: the name of each by its folder."""
+    """The manifest of several bundles: a name for each folder."""
 
     bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
     format: Literal[4] = 4
@@ -110,7 +110,7 @@ class Several(Strict):
 
 
 def files_of(sections: Collection[str]) -> tuple[str, ...]:
-    """The files of a bundle with weights and these sections."""
+    """Return the files of a bundle with weights and these sections."""
     return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
 
 
@@ -120,14 +120,14 @@ def digest(path: Path) -> str:
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """Of the manifest as plain JSON, without this digest itself."""
+    """Return the sha256 of a manifest as plain JSON, computed without that digest."""
     files = {name: said for name, said in manifest["sha256"].items() if name != MANIFEST}
     text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest | Several:
-    """The manifest in a folder, whose files have the digests that it says; raises `BundleError` for any other."""
+    """Return the manifest in a folder; raise `BundleError` if it is invalid or a digest does not match."""
     path = folder / MANIFEST
     raw = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(raw, dict) or "format" not in raw:
@@ -143,13 +143,13 @@ def read_manifest(folder: Path) -> Manifest | Several:
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
         raise BundleError(f"{path} is not right: it has the sha256 of {shown([*manifest.sha256])}; export it again.")
     if manifest.sha256[MANIFEST] != own:
-        raise BundleError(f"{path} was changed: it does not have the sha256 that it says of itself; export it again.")
+        raise BundleError(f"{path} was changed: its sha256 is not the one that it lists for itself; export it again.")
     _check_digests(folder, manifest)
     return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest with the sha256 of the files beside it and of itself."""
+    """Write a manifest with the sha256 of the other files and of itself."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
     fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})
@@ -158,7 +158,7 @@ def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
 
 
 def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
-    """The first thing that is wrong in a manifest, as one sentence."""
+    """Return the first error in a manifest as one sentence."""
     what, _, where = str(error).partition(" - at ")
     place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
     what = re.sub("`", "'", what[:1].lower() + what[1:])
@@ -167,9 +167,9 @@ def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
-    """Raise `BundleError` for a file that does not have the sha256 that the manifest says.
+    """Raise `BundleError` for a file whose sha256 is not the manifest's.
 
-    A file that is no configuration and no tensors is refused before it is hashed: it may be a pipe, or of any size.
+    A file in the wrong format is refused before it is hashed: it could be a pipe, or of any size.
     """
     for name in manifest.files:
         path = folder / name
@@ -179,4 +179,4 @@ def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
         if manifest.sha256[name] != found:
-            raise BundleError(f"{path} was changed: it does not have the sha256 that {MANIFEST} says.")
+            raise BundleError(f"{path} was changed: its sha256 is not the one in {MANIFEST}.")

@@ -1,7 +1,6 @@
-"""Reading bundles and answers from strangers.
+"""Read bundles and answers from untrusted sources.
 
-Nothing is trusted: sizes are compared with the configuration and the files before anything is loaded, and the right
-answers are computed anew.
+Sizes are compared with the configuration and the files before anything is loaded. Expected values are recomputed.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """The bundle in `folder`; raises `TransparityError`, in one sentence, for anything that is not as it should be.
+    """Return the bundle in `folder`; raise `TransparityError`, as one sentence, if it is invalid.
 
     Args:
-        folder: the bundle.
-        checkpoint: the checkpoint that it names; None: the one within it, or the weights of the bundle itself.
-        progress: told of files that are hashed.
+        folder: The bundle.
+        checkpoint: The checkpoint that it refers to; None: the checkpoint inside it, or the bundle's own weights.
+        progress: Called for files as they are hashed.
     """
     folder = Path(folder)
     if not is_folder(folder):
@@ -64,7 +63,7 @@ def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Pr
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """The configuration in a file; raises `BundleError` or `ConfigError`."""
+    """Return the configuration in a file; raise `BundleError` or `ConfigError`."""
     try:
         return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     except UnicodeDecodeError:
@@ -72,10 +71,11 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
-    """Read the tensors that a port wrote; those for a bundle without weights stay in their file.
+    """Read the tensors that a port wrote; for a bundle without weights, they are loaded lazily.
 
-    Raises `BundleError` for a name that the bundle does not have, another shape, or another dtype. With `cut`, for a
-    port that was stopped, the file may end early, and whole tensors are taken.
+    With `cut`, for a port that was stopped, the file may be truncated; only complete tensors are read.
+
+    Raises `BundleError` for an unknown name, a wrong shape or a wrong dtype.
     """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
@@ -114,7 +114,7 @@ def _parameters(
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """The bundle with its probes, whose inputs and taps have to be those that the configuration makes of them."""
+    """Return the bundle with its probes; raise `BundleError` if inputs or taps do not follow from the configuration."""
     path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
     forms = {name: input_form(config, name) for name in read}
     shapes = {
@@ -134,7 +134,9 @@ def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, pa
         if bundle.described(probe) != msgspec.structs.replace(said, budgets={}) or not all(
             np.array_equal(inputs[f"{key}/{name}"], value) for name, value in bundle.inputs(probe).items()
         ):
-            raise BundleError(f"{path} is not right: the probe {key} is another in the configuration; export it again.")
+            raise BundleError(
+                f"{path} is not right: the probe {key} does not follow from the configuration; export it again."
+            )
         bundle.probes[key] = probe
     return bundle
 
@@ -151,7 +153,7 @@ def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bun
 
 
 def _check_expected(folder: Path, bundle: Bundle) -> None:
-    """Compare what a bundle says is right with what the reference says now; budgets are those of the latter alone."""
+    """Compare a bundle's expected values with the reference's, within the reference's own budgets."""
     path = folder / "expected.safetensors"
     expected = dict(read_tensors(path, bundle.shapes, ["F64"]))
     for name, probe in bundle.probes.items():
@@ -166,6 +168,6 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
         for tap, error in errors.items():
             if not error <= strict[tap]:
                 raise BundleError(
-                    f"{path} is not what the reference says: {name}/{tap} is off by {error:.3g}, "
+                    f"{path} differs from the reference: {name}/{tap} is off by {error:.3g}, "
                     f"and rounding explains {strict[tap]:.3g}."
                 )

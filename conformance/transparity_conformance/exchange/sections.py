@@ -1,4 +1,4 @@
-"""The optional sections of a bundle: the requests of a capability, and the tensors that a port writes for them.
+"""The optional sections of a bundle: requests of a capability, and the tensors that a port writes for them.
 
 `SectionFields` describes a section in the manifest.
 """
@@ -29,25 +29,25 @@ class Section:
     row: Capability
     probe: Probe
     requests: Mapping[str, Requests]
-    """By claim; a way that is not compared has none."""
+    """The requests of each claim; a way that is not compared has none."""
     reasons: Mapping[str, str]
-    """By claim, the reason why it is not compared, empty if it is."""
+    """For each claim, the reason why it is not compared; empty if it is compared."""
 
     @property
     def all_requests(self) -> dict[str, Any]:
-        """The requests of all ways, by name."""
+        """Return the requests of all ways by name."""
         return {key: request for requests in self.requests.values() for key, request in requests.items()}
 
     @property
     def purpose(self) -> str:
-        """The purpose of the section, and what is not compared."""
+        """Return the purpose of the section and the claims that are not compared."""
         reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
         if reasons and not self.all_requests:
             return "; ".join(reasons)
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """The tensors of all requests, under their names in the file of the section."""
+        """Return the tensors of all requests, named as in the file of the section."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -55,14 +55,14 @@ class Section:
         }
 
     def asked(self) -> Shapes:
-        """Every tensor that a port may write for the section, with its shape."""
+        """Return the shape of every tensor that a port may write for the section."""
         asked: Shapes = {}
         for key, request in self.all_requests.items():
             asked |= self.row.shapes(key, request)
         return asked
 
     def described(self) -> SectionFields:
-        """The section in the manifest."""
+        """Return the manifest entry of the section."""
         return SectionFields(
             purpose=self.purpose,
             requests={key: self.row.describe(request) for key, request in self.all_requests.items()},
@@ -72,7 +72,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """The sections and those that they need, each once; raises `BundleError` for an unknown one."""
+    """Return the sections and the sections that they need, each once; raise `BundleError` for an unknown one."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r} of a bundle; the sections are {', '.join(CAPABILITIES)}.")
@@ -81,7 +81,7 @@ def in_order(sections: Collection[str]) -> tuple[str, ...]:
 
 
 def section_of(name: str, probes: Probes, dtype: str) -> Section:
-    """The section of a bundle with these probes."""
+    """Return a section of a bundle with these probes."""
     row, (_, probe) = CAPABILITIES[name], first_of(probes)
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
@@ -92,15 +92,14 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Compare the description of a section with that of the configuration and the probes; its purpose may be in other
-    words."""
+    """Raise `BundleError` if a section differs from the one that we compute; its purpose may be worded freely."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
-        raise BundleError(f"{path} is not right: the section {name} is not that of the configuration and the probes.")
+        raise BundleError(f"{path} is not right: the section {name} does not follow from the configuration and probes.")
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """A description without what may differ. As JSON, as 1, 1.0 and true are not the same there."""
+    """Return a description without its free fields, as JSON, which distinguishes 1, 1.0 and true."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
@@ -110,14 +109,14 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """The section with the requests of a bundle, after `check_section`.
+    """Return the section with the requests of a bundle, after `check_section`.
 
-    Integers and drawn numbers have to be those of the probes. Parameters are taken from the file, as another machine
-    may round theirs otherwise.
+    Integers and random numbers must equal the probes'. Parameters are read from the file, because rounding may differ
+    between machines.
     """
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
-            raise BundleError(f"{path} is not right: {name} is not that of the configuration and the probes.")
+            raise BundleError(f"{path} is not right: {name} does not follow from the configuration and probes.")
 
     def request_of(key: str, request: Any) -> Any:
         begins = f"{key}/"

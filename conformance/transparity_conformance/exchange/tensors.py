@@ -1,4 +1,4 @@
-"""safetensors files from strangers: names, shapes and dtypes are compared with what is expected before data is read."""
+"""Read untrusted safetensors files; names, shapes and dtypes are checked before data is read."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The largest header, in bytes: for the file's own remarks, and for each expected tensor beside its name."""
+"""The bytes of a header allowed for metadata, and for each expected tensor in addition to its name."""
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the most bytes that the header of a file with the `expected` tensors may have."""
+    """Return the largest allowed header, in bytes, of a file with the `expected` tensors."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A tensor in the header of a file; the library judges its dtype and shape."""
+    """A tensor in a file's header; the safetensors library checks its dtype and shape."""
 
     data_offsets: tuple[int, int] = (0, 0)
     dtype: Any = None
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _entries(path: Path, most: int) -> dict[str, _Entry]:
-    """Return the entries of a header of at most `most` bytes; raises `BundleError` if it has any other field."""
+    """Return the entries of a header of at most `most` bytes; raise `BundleError` if an entry has unknown fields."""
     check_header(path, BundleError, most)
     try:
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def _entries(path: Path, most: int) -> dict[str, _Entry]:
 
 
 def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
-    """Return the file, opened by the library, which compares its header with its size; raises `BundleError`."""
+    """Open a file with the safetensors library, which checks its header against its size; raise `BundleError`."""
     _entries(path, most)
     try:
         return safe_open(path, framework="numpy")
@@ -67,14 +67,14 @@ def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
 def read_tensors(
     path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
 ) -> Lazy:
-    """The tensors of a file, each read when it is looked at; half precisions as float32, which holds them exactly.
+    """Return the tensors of a file, loaded lazily; half precisions become float32 without loss.
 
     Args:
-        path: the file.
-        expected: the names and shapes; no other tensor may be there.
-        dtypes: those that a tensor may have.
-        optional: whether some tensors may be missing.
-        integers: names of tensors that have one of the dtypes `INTEGERS` instead.
+        path: The file.
+        expected: The shapes by name; no other tensor may be present.
+        dtypes: The allowed dtypes.
+        optional: Whether tensors may be missing.
+        integers: The tensors whose dtype must be in `INTEGERS` instead.
     """
     file = opened(path, largest_header(expected))
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -103,10 +103,9 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
 
 
 def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
-    """Copy a file that may end early, with zeros for what is missing, and return the names of its whole tensors.
+    """Copy a file that may be truncated, fill missing data with zeros, and return the names of complete tensors.
 
-    Raises `BundleError` for one with more bytes than the `expected` tensors have in float64, or with a header that
-    says so or cannot be read.
+    Raises `BundleError` for a file or header larger than the `expected` tensors in float64, or an unreadable header.
     """
     most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
     entries = _entries(path, largest_header(expected))
@@ -115,7 +114,7 @@ def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
     ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}
     end = max(ends.values(), default=begin)
     if end > most:
-        raise _unreadable(path, f"its header speaks of {shown(end)} bytes, and at most {most} are expected")
+        raise _unreadable(path, f"its header describes {shown(end)} bytes, and at most {most} are expected")
     copy.write_bytes(data.ljust(end, b"\0"))
     return [name for name, end in ends.items() if end <= len(data)]
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint in a manifest, which names them by their sha256, and a checkpoint compared with them."""
+"""The tensors of a checkpoint in a manifest, identified by their sha256."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.exchange.manifest import CheckpointFields, TensorFi
 
 
 def described_tensors(tensors: Mapping[str, TensorBytes], progress: Progress) -> dict[str, TensorFields]:
-    """The tensors of a checkpoint in the manifest."""
+    """Return the manifest entries of a checkpoint's tensors."""
     return {
         name: TensorFields(shape=tensors[name].shape, dtype=tensors[name].dtype, sha256=found)
         for name, found in hashes(tensors, progress)
@@ -26,7 +26,7 @@ def described_tensors(tensors: Mapping[str, TensorBytes], progress: Progress) ->
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import the checkpoint that a bundle describes; raise `BundleError` with what differs first in any other."""
+    """Import the checkpoint that a bundle describes; raise `BundleError` with the first difference if it is another."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:
@@ -40,11 +40,11 @@ def import_described(
             if value != was:
                 raise _other(folder, f"the {field} of {shown(name)} is {shown(value)}, and was {shown(was)}")
     if more := [name for name in tensors if name not in wanted]:
-        raise _other(folder, f"the tensor {shown(more[0])} was not there")
+        raise _other(folder, f"it has an additional tensor {shown(more[0])}")
     for name, found_hash in hashes(tensors, progress):
         if (was := wanted[name].sha256) != found_hash:
             shas = f"sha256 {found_hash[:12]}…, and was {shown(was[:12])}…"
-            raise _other(folder, f"the numbers of {shown(name)} are others ({shas})")
+            raise _other(folder, f"the numbers of {shown(name)} differ ({shas})")
     return imported
 
 

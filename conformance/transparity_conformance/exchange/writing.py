@@ -1,4 +1,4 @@
-"""Writing a bundle: with its weights, or naming the tensors of a checkpoint."""
+"""Write a bundle, with its weights or with the names of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def export_bundle(
     dtype: str = "float32",
     sections: Collection[str] = (),
 ) -> Bundle:
-    """Write a bundle with its weights; raises `BundleError` for a folder with other things in it."""
+    """Write a bundle with its weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
     chosen = dict(bundle_probes(name, config) if probes is None else probes)
@@ -55,7 +55,7 @@ def export_bundle(
     first = next(iter(chosen.values())).parameters
     for key, probe in chosen.items():
         if probe.config != config or probe.parameters is not first:
-            raise BundleError(f"The probe {key!r} has a model of its own; a bundle holds one for all of its probes.")
+            raise BundleError(f"The probe {key!r} has its own model; a bundle has one model for all of its probes.")
     of_capabilities = {section: section_of(section, chosen, dtype) for section in in_order(sections)}
     bundle = Bundle(name, dtype, config, chosen, of_capabilities)
     _write(bundle, Path(folder))
@@ -65,17 +65,17 @@ def export_bundle(
 def export_for(
     checkpoint: Path, folder: Path, *, head: str | None, dtype: str, progress: Progress, name: str | None = None
 ) -> str:
-    """Write a bundle that names the tensors of a checkpoint; return what is in it and how large, in one sentence.
+    """Write a bundle that refers to a checkpoint; return its contents and size in one sentence.
 
-    Raises `TransparityError` for a checkpoint that cannot be imported, or a folder in use.
+    Raises `TransparityError` if the checkpoint cannot be imported or the folder is in use.
 
     Args:
-        checkpoint: a hub's folder.
-        folder: a new or an empty folder, or one with a bundle.
-        head: as for `import_checkpoint`.
-        dtype: the precision of the port, whose budgets apply.
-        progress: told of files that are hashed.
-        name: the name in reports; None: the family.
+        checkpoint: A Hugging Face folder.
+        folder: A new or empty folder, or a folder with a bundle.
+        head: As for `import_checkpoint`.
+        dtype: The precision of the port, which determines the budgets.
+        progress: Called for files as they are hashed.
+        name: The name in reports; None: the family.
     """
     check_dtype(dtype)
     imported = import_checkpoint(checkpoint, head)
@@ -96,13 +96,12 @@ def export_for(
 def export_pieces(
     checkpoint: Path, folder: Path, layers: list[int] | None, *, head: str | None, dtype: str, progress: Progress
 ) -> Iterator[str]:
-    """Write a bundle for each part of a checkpoint, with that part as a model of its own in it; yield
-    a sentence on each.
+    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each.
 
     Args:
-        layers: the layers, from 0; None: all of them. The embedding with the head is always written.
+        layers: The layers, from 0; None: all layers. The embedding with the head is always written.
 
-    The other arguments and the errors are those of `export_for`, and of `pieces`.
+    See `export_for` and `pieces` for the other arguments and the errors.
     """
     check_dtype(dtype)
     opened = open_for_pieces(checkpoint, head)
@@ -119,7 +118,7 @@ def export_pieces(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; raise `BundleError` for one with other things than a bundle in it."""
+    """Make a folder; raise `BundleError` if it contains files other than a bundle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - {CHECKPOINT}
@@ -142,7 +141,7 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
         (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
         files = _tensors(bundle)
         for name in {row.file for row in CAPABILITIES.values()} - {""} - files.keys():
-            (folder / name).unlink(missing_ok=True)  # of an earlier bundle
+            (folder / name).unlink(missing_ok=True)  # left by an earlier bundle
         for name, arrays in files.items():
             save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, folder / name)
         write_manifest(folder, manifest)
@@ -152,7 +151,7 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
 
 
 def _tensors(bundle: Bundle) -> dict[str, Arrays]:
-    """The tensors of each file."""
+    """Return the tensors of each file."""
     probes = bundle.probes.items()
     files = {
         "inputs.safetensors": _as_stored(
@@ -167,7 +166,7 @@ def _tensors(bundle: Bundle) -> dict[str, Arrays]:
 
 
 def _as_stored(arrays: Arrays) -> Arrays:
-    """Floats as float32, and anything else as int32."""
+    """Convert floats to float32 and all others to int32."""
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in arrays.items()}
 
 

@@ -1,1 +1,1 @@
-"""Match the values of a port with those of the reference: activations, tensors and configurations."""
+"""Match the activations, tensors and configuration of a port with the reference."""

@@ -1,4 +1,4 @@
-"""Proofs: a model with weights of ours is right if its logits agree on the probes of a check."""
+"""Proofs: a model with drawn weights is right if its logits agree with the reference on the probes of a check."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from transparity_conformance.report.report import Divergence
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What a model answers on probes, beside the reference."""
+    """A model's answers on probes, compared with the reference."""
 
     probes: Mapping[str, Probe]
     answers: Mapping[str, np.ndarray]
 
     @functools.cached_property
     def misshapen(self) -> str | None:
-        """The first probe of which the answer has another shape."""
+        """Return the first probe whose answer has another shape."""
         expected = {key: probe.oracle.expected["logits"].shape for key, probe in self.probes.items()}
         return next((key for key, answer in self.answers.items() if answer.shape != expected[key]), None)
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """The divergence of the logits on the probe where it is largest; None if they are right, or of another
-        shape."""
+        """Return the largest divergence of the logits over all probes; None if they are right or of another shape."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
     def share(self) -> float:
-        """The largest difference of the logits as a share of the budget, if it is more than 1; else 0."""
+        """Return the largest difference of the logits as a share of the budget if it exceeds 1; otherwise 0."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
 
     @property
     def difference(self) -> str | None:
-        """How far the logits are from the reference's; None if they agree on every probe."""
+        """Return how far the logits are from the reference's; None if they agree on every probe."""
         if (key := self.misshapen) is not None:
             expected = self.probes[key].oracle.expected["logits"].shape
             return f"they have the shape {self.answers[key].shape}, expected {expected}"
@@ -56,7 +55,7 @@ class Proof:
 
 
 def own_probes(config: TransformerConfig) -> dict[str, Probe]:
-    """The probes of a check that have the sizes of the configuration."""
+    """Return the probes of a check that have the sizes of the configuration."""
     return {key: probe for key, probe in probes_of(config, "config").items() if probe.config == config and key != "hot"}
 
 
@@ -66,11 +65,11 @@ def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """The tensors of a model with other values, and the parameters that it then has.
+    """Write parameter values into a copy of a model's tensors; return the tensors and the resulting parameters.
 
     Args:
-        tensors: the tensors, each in memory of its own.
-        parameters: ours, of which most are views of them; the others stay as they are.
+        tensors: the tensors, which share no memory.
+        parameters: the reference's parameters; those that are views of tensors are written, the others stay unchanged.
         values: the values of the parameters.
     """
     written = {name: value.copy() for name, value in tensors.items()}
@@ -84,7 +83,7 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
 
 
 def _view(parameter: np.ndarray, tensors: Arrays, written: Arrays) -> np.ndarray | None:
-    """The numbers of a parameter in the tensors that are written; None if it is no view."""
+    """Return a parameter's view into the written tensors; None if it is no view."""
     for name, tensor in tensors.items():
         if np.may_share_memory(parameter, tensor):
             offset = parameter.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]

@@ -1,1 +1,1 @@
-"""Every operation of a port's call, with its value, its inputs and the port's line that ran it."""
+"""Record every operation of a port's call: its value, its inputs and the port's line that ran it."""

@@ -1,4 +1,4 @@
-"""Listening to a backward pass of PyTorch: what the functions of a forward pass return, and the gradients of that."""
+"""Record a backward pass of PyTorch: the results of the forward pass's functions, and their gradients."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Backward:
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """None where none arrived."""
+    """None where no gradient arrived."""
     passes: list[bool] = field(default_factory=list)
-    """Whether a gradient could come to the result."""
+    """Whether the result may receive a gradient."""
 
 
 def as_lists(found: Backward) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _copied(tensor: Any) -> np.ndarray:
 def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
-    """Call a function of PyTorch, then differentiate what it returned, and record both.
+    """Call a function of PyTorch, differentiate its result, and record both.
 
     Args:
         call: the forward pass.
@@ -78,7 +78,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """Adds each function to what was found; tensors are kept, so that their identities stay their own."""
+    """Records each function; it keeps the tensors, so that their ids stay unique."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -86,7 +86,7 @@ class _Recorder:
         self.kept: list[Any] = []
 
     def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
-        """Add the result of a function, whose gradient is stored when it arrives."""
+        """Add the result of a function; its gradient is stored when it arrives."""
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
@@ -117,7 +117,7 @@ class _Recorder:
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:
-        """Add the results of a function, if they are floats with numbers."""
+        """Add the results of a function that are nonempty floats."""
         made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
         if not made:
             return

@@ -1,4 +1,4 @@
-"""Python code whose expressions report their operands and values, and which otherwise does what it did."""
+"""Rewrite Python code so that its expressions report their operands and values, without changing its behaviour."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""Functions, found among the builtins, that return their last argument; `wrote` is a statement after an assignment."""
+"""Names of functions, found among the builtins, that return their last argument.
+
+`wrote` is called in a statement after an assignment.
+"""
 
 GENERATED = "__transparity_generated__"
-"""Function that returns what yields the same items, which are an operand once they are used."""
+"""Name of a function that wraps a lazy iterable; the items become operands when they are used."""
 
 SLICE = "__transparity_slice__"
 """Python's own `slice`, whatever the port calls by that name."""
@@ -28,15 +31,15 @@ class Site:
 
     kind: Kind
     name: str
-    """The operator's name in NumPy, or that of the attribute."""
+    """The operator's name in NumPy, or the name of the attribute."""
     operands: tuple[int, ...]
-    """Their numbers. The first is the function of a call, the array of a subscript, attribute or assignment."""
+    """Their numbers. The first is the function of a call, or the array of a subscript, attribute or assignment."""
     writes: bool = False
-    """Whether a call is given `out`, into which it writes what it returns."""
+    """Whether a call has the argument `out`, into which it writes its result."""
 
 
 SITES: dict[int, Site] = {}
-"""By number; numbers are never used again, for functions of earlier runs may live on."""
+"""Sites by number; numbers are never reused, because functions of earlier runs may still exist."""
 
 _numbers = itertools.count()
 
@@ -60,7 +63,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """The code that reports of each function in a file, by `identity` of its own; empty if the text is no Python."""
+    """Return the reporting code of each function in a file, by `identity`; empty if the text is not valid Python."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -72,12 +75,12 @@ def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
 
 
 def identity(code: CodeType) -> Hashable:
-    """The place of a function in its text, which two functions of one line differ in."""
+    """Return a key that distinguishes functions of one text, even on the same line."""
     return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The codes of the functions in a code, in the order of the text."""
+    """Yield the code objects of the functions in a code object, in the order of the text."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -85,7 +88,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """Wrap expressions in functions that return them; annotations, decorators and patterns stay as they are."""
+    """Wrap expressions in functions that return them; annotations, decorators and patterns stay unchanged."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -129,7 +132,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """The expression that reports its operands, which are in its fields, and its value."""
+        """Return the expression with its operands, which are in `fields`, and its value reported."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -142,7 +145,7 @@ class _Reporting(ast.NodeTransformer):
         name = ""
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
-            # the line of a call in a chain is that of the method's name, as Python has it
+            # Python gives a call in a chain the line of the method's name
             node.lineno = method.end_lineno or method.lineno
             node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
@@ -195,12 +198,12 @@ class _Reporting(ast.NodeTransformer):
             return node, number
         if isinstance(node, ast.Constant):
             return node, next(_numbers)
-        hook = GENERATED if _is_lazy(node) else OPERAND  # a visit changes the node
+        hook = GENERATED if _is_lazy(node) else OPERAND  # visiting changes the node
         return _operand(self.visit(node), hook)
 
 
 def _is_lazy(node: Any) -> bool:
-    """Whether an expression makes what yields its items when they are used, and nothing else refers to it."""
+    """Return whether an expression is a lazy iterable that nothing else refers to."""
     is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
     return is_map or isinstance(node, ast.GeneratorExp)
 
@@ -217,7 +220,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """The statement after an assignment into `array`, of which operand `part` is the index."""
+    """Return the statement after an assignment into `array`; operand `part` is the index."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -232,7 +235,7 @@ def _statement(expression: Any, node: Any) -> ast.stmt:
 
 
 def _array_of(target: Any) -> Any:
-    """The name, such as `x` or `self.cache`, of what an assignment writes into; None if it is more than a name."""
+    """Return the target of an assignment, such as `x` or `self.cache`; None if it is not a plain name."""
     if isinstance(target, ast.Subscript):
         target = target.value
     elif not isinstance(target, ast.Name):
@@ -244,7 +247,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """An index with `slice(…)` for its colons."""
+    """Return an index with `slice(…)` for its colons."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

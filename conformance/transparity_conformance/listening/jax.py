@@ -1,10 +1,12 @@
-"""Listening to JAX: every primitive that runs, of flax, equinox and plain functions alike.
+"""Record every primitive that JAX runs: in flax, equinox and plain functions.
 
-`jit` is off meanwhile, so that functions run as Python, one primitive at a time, and `scan`, `while_loop` and `cond` as
-loops and branches; a function under `checkpoint` is evaluated equation by equation, with the lines that traced it. A
-port that is jitted may therefore differ from itself in rounding while it is listened to. What is not heard: integers
-and bools unless they are asked for (data flows through them), other threads, programs compiled beforehand, loops within
-`checkpoint` (only their results), arrays on other machines, and parameters that are only sliced, reshaped or cast.
+`jit` is disabled while recording, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
+run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation, with the lines that
+traced it. A jitted port may therefore round differently while it is recorded.
+
+Integers and bools are recorded only on request; data flows through them. Other threads and programs compiled beforehand
+are not recorded. Loops within `checkpoint` are recorded only with their results. Arrays on other machines are not
+recorded, nor are parameters that are only sliced, reshaped or cast.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives whose results are the numbers that they were given, which are recorded unless those are parameters."""
+"""Primitives that only rearrange their inputs; their results are recorded unless the input is a parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that are evaluated in their parts."""
+"""Primitives that are evaluated part by part."""
 
 
 @contextlib.contextmanager
@@ -34,7 +36,7 @@ def listening(record: Record) -> Iterator[None]:
     import jax
     from jax._src import core
 
-    EvalTrace: Any = core.EvalTrace  # noqa: N806 - the class, whose method is replaced
+    EvalTrace: Any = core.EvalTrace  # noqa: N806 - a class, whose method is replaced
     plain, listener, thread = EvalTrace.process_primitive, _Listener(record), threading.get_ident()
 
     def process_primitive(trace: Any, primitive: Any, args: Sequence[Any], params: Mapping[str, Any], /) -> Any:
@@ -52,13 +54,13 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """The primitives of one thread; those that JAX runs on the way to run one are not heard."""
+    """Records the primitives of one thread, except those that JAX runs to execute another one."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
 
     def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Run a primitive, or its parts, record what it computes, and return its result."""
+        """Run a primitive, or its parts, record the result, and return it."""
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:
@@ -81,7 +83,7 @@ class _Listener:
 
 
 def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
-    """Evaluate a function that JAX has traced, so that each of its equations is a primitive that runs."""
+    """Evaluate a function that JAX has traced, so that each of its equations runs as a primitive."""
     from jax._src.core import eval_jaxpr
 
     consts = getattr(jaxpr, "consts", ())
@@ -89,7 +91,7 @@ def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """The lines on the stack, or those that traced an equation."""
+    """Return the lines on the stack, or the lines that traced an equation."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback
@@ -99,16 +101,16 @@ def _stack(record: Record) -> tuple[Source, ...]:
 
 
 def _region(array: Any) -> Region:
-    """An array, which is never written into."""
+    """Return the region of an array, which is never modified."""
     return Region(id(array), None, array, array)
 
 
 def _numbers(array: Any, record: Record) -> np.ndarray | None:
-    """A copy in float64; None for what are no numbers of this machine, or left out."""
+    """Return a copy in float64; None for arrays without numbers on this machine, and for numbers that are left out."""
     import jax
     import jax.numpy as jnp
 
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return None
-    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # and no key of random numbers
+    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # and is no random key
     return record.numbers(np.asarray(array)) if is_number else None

@@ -1,4 +1,4 @@
-"""Listening to a call: its result, and every operation on the way."""
+"""Record a call: its result and all its operations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""By framework: the module without which it cannot have been used, and its listener; NumPy's calls the function first,
-before others listen."""
+"""The module that each framework imports, and its listener.
+
+NumPy's listener calls the function once before the others start.
+"""
 
 
 def listen(
@@ -35,16 +37,17 @@ def listen(
     whole_numbers: bool = False,
     rehearsal: Callable[[], Any] | None = None,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function, and record its operations; for NumPy it is called once more before, to learn what runs.
+    """Call a function, and record its operations.
 
-    What the function raises is raised. What cannot be recorded is left out.
+    For NumPy, the function is called once before, to learn which functions it runs. Exceptions of the function
+    propagate. Operations that cannot be recorded are left out.
 
     Args:
         call: the function, such as `lambda: forward(tokens=ids)`.
-        framework: `pytorch`, `jax` or `numpy`; None for all that are imported: none is imported for this.
-        largest: bytes of values in all; an operation beyond is left out.
-        whole_numbers: record integers and bools, too.
-        rehearsal: what is called before in place of `call`, which may be called only once.
+        framework: `pytorch`, `jax` or `numpy`; None for all that are already imported.
+        largest: the most bytes of all values together; operations beyond are left out.
+        whole_numbers: record integers and bools too.
+        rehearsal: the function to call before, if `call` may be called only once.
 
     Returns: the result of the call, and the operations in the order in which they ran. Raises `TransparityError` for
     an unknown framework.
@@ -61,8 +64,10 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """The operations; where one line of the port runs more of them than all its others, in several lines of an
-    installed package, this package is the model, and its lines come first."""
+    """Add a package's lines to the operations if the package, and not the port's file, is the model.
+
+    The package is the model if one line of the port runs most operations, through several lines of the package.
+    """
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {

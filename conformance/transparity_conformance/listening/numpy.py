@@ -1,10 +1,12 @@
-"""Listening to NumPy: every expression of the port's own code whose value is an array.
+"""Record NumPy: every expression of the port's own code whose value is an array.
 
-Arrays have no hook that all of their operations pass through: `np.asarray` strips a subclass, and parameters are plain.
-So the port's functions are replaced, while it runs, by the same functions with expressions that report their values
-(`expressions`). Which they are is learned from a first call. What is not heard: operations within installed packages
-(their results are), functions without source text or compiled, arrays that are only looked up, assignments to several
-targets at once, other threads, and integers and bools, through which data flows.
+NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. So the port's
+functions are replaced while it runs by copies whose expressions report their values (`expressions`). A first call shows
+which functions to replace.
+
+Operations within installed packages are recorded only with their results. Compiled functions and functions without
+source text are not recorded. Neither are other threads, arrays that are only looked up, or assignments to several
+targets at once. Integers and bools are left out, but data flows through them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from transparity_conformance.listening.source import functions_of
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions whose results are the numbers that they were given, which are recorded unless those are parameters."""
+"""Functions that only rearrange their inputs; their results are recorded unless the input is a parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -46,26 +48,28 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Functions whose attributes are Python's own."""
+"""Functions whose attributes are defined by Python."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types of values that are never arrays, of which loops in Python compute many."""
+"""Types of values that are never arrays; loops in Python compute many of them."""
 
 LAZY = frozenset([GeneratorType, map])
-"""Types of what yields its items when they are used."""
+"""Types of lazy iterables."""
 
 LONGEST_LIST = 256
-"""Items of a list among operands that may be arrays; longer ones are tokens."""
+"""The most items of a list operand that is searched for arrays; longer lists are tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record the NumPy operations of this thread within the context, in functions that a first `call` runs."""
+    """Record the NumPy operations of this thread within the context, in the functions that a first `call` runs."""
     hooks = {VALUE: _value, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
     for name, hook in hooks.items():
-        setattr(builtins, name, hook)  # these stay: a function that the port made meanwhile may live on
+        setattr(
+            builtins, name, hook
+        )  # the hooks stay, because functions that the port defined meanwhile may still exist
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
     try:
@@ -95,13 +99,13 @@ def _generated(number: int, value: Any) -> Any:
     if not _active:
         return value
     items: list[Any] = []
-    is_lazy = type(value) in LAZY  # the port may have a `map` of its own
+    is_lazy = type(value) in LAZY  # the port may define its own `map`
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
     return _noted(value, items) if is_lazy else value
 
 
 def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
-    """The same items, each of which is noted when it is used."""
+    """Yield the same items, and record each when it is used."""
     for item in lazy:
         items.append(item)
         yield item
@@ -119,7 +123,7 @@ def _wrote(number: int, array: Any) -> None:
 
 
 class _Listener:
-    """The values of the expressions of one thread."""
+    """Records the values of the expressions of one thread."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.thread = record, threading.get_ident()
@@ -146,7 +150,7 @@ class _Listener:
         self._add(name, _arrays(value), given)
 
     def wrote(self, frame: Any, site: Site, array: Any) -> None:
-        """Record the part of an array into which an assignment wrote, or what it assigned to a name."""
+        """Record the part of an array that an assignment wrote, or the value that it assigned to a name."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):
             return
@@ -186,7 +190,7 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether the parts of a function are heard."""
+        """Return whether the expressions of a function are recorded."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -195,13 +199,13 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """The name of a function; empty for an object of the port, whose attributes may be anything."""
+    """Return the name of a function; empty for an object of the port, whose attributes may be anything."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether what a function returns is a result, and not an array that it looked up."""
+    """Return whether a function's return value is a result, and not an array that it looked up."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
@@ -212,7 +216,7 @@ def _computes(function: Any, given: list[Any]) -> bool:
 
 
 def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The arrays in an operand or a value, with NumPy's scalars."""
+    """Yield the arrays in an operand or a value, including NumPy's scalars."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
     elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:
@@ -221,7 +225,7 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _region(array: Any) -> Region:
-    """The memory of an array, which its views share."""
+    """Return the memory of an array, which its views share."""
     if isinstance(array, np.generic):
         return Region(id(array), None, array, array)
     owner = array

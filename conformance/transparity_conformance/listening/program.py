@@ -1,8 +1,7 @@
-"""A PyTorch call as a program: a straight line of steps that can be run again with other steps or numbers.
+"""A PyTorch call as a program: a sequence of steps that can be run again with other steps or numbers.
 
-The call is recorded in float64: casts between floats are followed as float64, so that the values are exact. Every
-tensor is a value with an index of its own. So is every version of a tensor that a step writes into: a second run never
-changes what an earlier one made.
+The call is recorded in float64: casts between floats become float64, so that the values are exact. Every tensor has its
+own index, and so does every version of a tensor that a step modifies. A second run never changes values of the first.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from transparity_conformance.listening.source import FRAMEWORKS, Sources, home, 
 _SOURCES = Sources()
 
 Values = dict[int, Any]
-"""Tensors by the index of their value."""
+"""Tensors by index."""
 
 Place = tuple[CodeType, int]
-"""A place in code: the code, and the index of the instruction."""
+"""A place in code: the code object, and the index of the instruction."""
 
 Change = Callable[[Values], Any]
-"""What a step makes instead, from the values before it."""
+"""Computes the result that replaces a step's, from the values before it."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor among the arguments of a step."""
+    """A reference to a tensor among the arguments of a step."""
 
     index: int
 
@@ -57,15 +56,15 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The values that it makes, in order; the written version of each alias for an operation in place."""
+    """The indices of its results, in order; for an in-place operation, of the new version of each alias."""
     aliases: tuple[int, ...]
-    """The values that share the memory that it writes into, in the order of `outputs`; empty if it writes nothing."""
+    """The values that share the modified memory, in the order of `outputs`; empty if the step modifies nothing."""
     written: int
-    """The value that it writes into; -1 if there is none."""
+    """The value that it modifies; -1 for no value."""
     site: Hashable
     """The place in the code: equal for two layers, and for two calls."""
     places: tuple[Place, ...]
-    """The places in code that ran it, frameworks aside, the innermost first."""
+    """The places in code that ran it, without frameworks, innermost first."""
     module: str
     """The path of the module whose `forward` ran it."""
 
@@ -75,28 +74,28 @@ class Step:
 
     @property
     def line(self) -> Hashable:
-        """The innermost line with its operation: equal for all calls of one function."""
+        """Return the innermost line with its operation: equal for all calls of one function."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
     def source(self) -> Source | None:
-        """The innermost line that ran it."""
+        """Return the innermost line that ran it."""
         return _SOURCES.at(*self.places[0]) if self.places else None
 
     @property
     def stack(self) -> tuple[Source, ...]:
-        """The lines that ran it."""
+        """Return the lines that ran it."""
         return tuple(_SOURCES.at(*place) for place in self.places)
 
     @property
     def output(self) -> int:
-        """The value that it makes, or writes; -1 if it makes none."""
+        """Return the value that it returns or modifies; -1 if there is no value."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
 
     def run(self, values: Values, precision: Any) -> None:
-        """Add what it makes to the values."""
+        """Add its results to the values."""
         args, kwargs = filled(self.args, values), filled(self.kwargs, values)
         if self.aliases:
             self._write(values, args, kwargs, precision)
@@ -109,7 +108,7 @@ class Step:
             values[index] = tensor
 
     def _write(self, values: Values, args: Any, kwargs: Any, precision: Any) -> None:
-        """Run an operation in place on a copy of the memory."""
+        """Run an in-place operation on a copy of the memory."""
         old = values[self.written]
         flat = old.new_empty(0).set_(old.untyped_storage()).clone()
         for alias, index in zip(self.aliases, self.outputs, strict=True):
@@ -126,9 +125,9 @@ class Program:
 
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
-    """What no step made: parameters, buffers, inputs and constants."""
+    """Values that no step computed: parameters, buffers, inputs and constants."""
     names: dict[int, str] = field(default_factory=dict)
-    """The names of parameters, buffers and inputs among those."""
+    """The names of the parameters, buffers and inputs among them."""
     parameters: frozenset[int] = frozenset()
     values: Values = field(default_factory=dict)
     """Every value in float64."""
@@ -151,11 +150,11 @@ class Program:
         self.lines.setdefault(step.line, []).append(step.number)
 
     def makers(self, number: int) -> set[int]:
-        """Return the steps that made what a step is given."""
+        """Return the steps that computed a step's inputs."""
         return {self.maker[index] for index in self.steps[number].inputs if index in self.maker}
 
     def readers_of(self, number: int) -> set[int]:
-        """Return the steps that are given what a step makes."""
+        """Return the steps that read a step's results."""
         return {reader for index in self.steps[number].outputs for reader in self.readers.get(index, ())}
 
     def run(
@@ -164,9 +163,9 @@ class Program:
         """Run all steps; return their values.
 
         Args:
-            changes: what steps make instead, by their numbers.
-            given: other tensors for some of those that no step made.
-            precision: the dtype to compute in; None: float64.
+            changes: replacements of steps' results, by step number.
+            given: other tensors for some values that no step computed.
+            precision: the dtype to compute in; None for float64.
         """
         values = {**self.given, **(given or {})}
         if precision is not None:
@@ -179,15 +178,15 @@ class Program:
     def again(
         self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
     ) -> tuple[Values, Collection[int]]:
-        """Run again what depends on some steps.
+        """Run again the steps that depend on some steps.
 
         Args:
-            numbers: the steps, whose changes are new.
-            values: those of an earlier run, which stay as they are.
+            numbers: the steps with new changes.
+            values: the values of an earlier run, which stay unchanged.
             changes: all changes.
 
         Returns:
-            the values, and the indices of those that were computed again.
+            the values, and the indices of the recomputed ones.
         """
         now, again = dict(values), set[int]()
         with float64_defaults():
@@ -200,11 +199,11 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run again what depends on a step that makes something else, in order; yield each step and the values so far.
+        """Run again the steps that depend on a changed step, in order; yield each step and the values so far.
 
         Args:
-            number, made: the step, and what it makes instead.
-            values: those of an earlier run, which stay as they are.
+            number, made: the step, and its new result.
+            values: the values of an earlier run, which stay unchanged.
             changes: the changes of that run.
         """
         first = self.steps[number]
@@ -237,12 +236,12 @@ class Program:
 
 
 def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[Any], Any]) -> Program:
-    """Record a call of a PyTorch module, whose tensors and whose `inputs` are in float64.
+    """Record a call of a PyTorch module whose tensors and `inputs` are in float64.
 
     Args:
         model: the module, whose parameters and modules give the names.
         inputs: tensors by the names of the arguments.
-        answer_of: takes what the call returned; returns the tensor to compare.
+        answer_of: maps the result of the call to the tensor to compare.
     """
     recorder = Recorder(_names_of(model, inputs), _module_names(model), _files_of(model))
     with modules_noted(recorder):
@@ -251,7 +250,7 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
 
 @contextlib.contextmanager
 def float64_defaults() -> Iterator[None]:
-    """Within the context, PyTorch makes float64 where no dtype is named."""
+    """Make float64 PyTorch's default dtype within the context."""
     import torch
 
     before = torch.get_default_dtype()
@@ -264,7 +263,7 @@ def float64_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Within the context, fused attention and fused layers run in their parts."""
+    """Decompose fused attention and fused layers within the context."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
@@ -273,7 +272,7 @@ def decomposed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Within the context, the recorder has the modules whose `forward` runs."""
+    """Record in the recorder, within the context, the modules whose `forward` runs."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -286,7 +285,7 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 
 def exact_mode() -> Any:
-    """Return a context in which casts between floats are followed as float64."""
+    """Return a context in which casts between floats become float64."""
     return dispatched(_executed_exactly)
 
 
@@ -295,13 +294,14 @@ def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in float64 throughout for a precision of None; else in that, and as it says itself."""
+    """Run an operation in float64 for a precision of None; otherwise in that precision and as the operation
+    declares."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
     if torch.dtype in kinds or (precision is not None and float in kinds):
         args, kwargs = _converted(args, kwargs, precision)
-    if len(args) > 2 and args[2] is True and "softmax" in str(func):  # from half precision to float32
+    if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax from half precision to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
     with _defaults_for(precision):
         result = func(*args, **kwargs)
@@ -320,12 +320,12 @@ def _defaults_for(precision: Any) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _is_uninitialised(func: Any) -> bool:
-    """Return whether the result of an operation has no values yet."""
+    """Return whether the result of an operation is uninitialized."""
     return str(func).startswith(UNINITIALISED)
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """The arguments with the dtypes and the numbers of a precision."""
+    """Return the arguments with the dtypes and numbers of a precision."""
     import torch
 
     is_exact = precision is None
@@ -338,7 +338,7 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
             if item in (torch.complex64, torch.complex128):
                 return torch.complex128 if is_exact else torch.complex64
             return target if item in others else item
-        if isinstance(item, float) and math.isfinite(item):  # a mask may be the lowest number of float64
+        if isinstance(item, float) and math.isfinite(item):  # a mask may use float64's lowest number
             return min(max(item, lowest), -lowest)
         return item
 
@@ -351,8 +351,8 @@ class Recorder:
     Args:
         names: the names of tensors, by their identity.
         module_names: the paths of modules, by their identity.
-        files: the files whose lines are the model's own; any for none.
-        frames: yields the places in code that run an operation, the innermost first; None for those on the stack.
+        files: the files whose lines belong to the model; if empty, all files.
+        frames: yields the places in code that run an operation, innermost first; None for the stack.
     """
 
     def __init__(
@@ -370,11 +370,11 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """By the frames of an operation, the frames that are shown."""
+        """The displayed frames, by the frames of an operation."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
-        """Record a call that returns the tensor to compare; `learned` are the names of parameters."""
+        """Record a call that returns the tensor to compare; `learned` contains the names of parameters."""
         import torch
 
         program = self.program
@@ -385,7 +385,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor, which is given if no step made it."""
+        """Return the index of a tensor; it is added to `given` if no step computed it."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -437,9 +437,9 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """The site of the operation, and the places of its lines; two in one expression differ by their order."""
+        """Return the site of the operation and the places of its lines; two in one expression differ by their order."""
         places = tuple(self.frames())
-        key = tuple((id(code), at) for code, at in places)  # the hash of a code takes a microsecond
+        key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
             self.last = (key, {})
         order = self.last[1].get(func, 0)
@@ -451,7 +451,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """The places in code on the stack, within `run`."""
+    """Yield the places in code on the stack, within `run`."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti
@@ -468,17 +468,17 @@ def _module_names(model: Any) -> dict[int, str]:
 
 
 def _exact(item: Any) -> Any:
-    """A tensor in float64 for one of floats."""
+    """Return a tensor of floats in float64, and other items unchanged."""
     import torch
 
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
 
 
 def _files_of(model: Any) -> set[str]:
-    """The files of the classes of modules with parameters; the lines of others are their callers'."""
+    """Return the files of the classes of modules with parameters; lines elsewhere count as their callers'."""
     kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
     owners = [sys.modules.get(kind.__module__) for kind in kinds]
-    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a notebook has none
+    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a notebook has no file
 
 
 def _memory(tensor: Any) -> int:
@@ -486,12 +486,12 @@ def _memory(tensor: Any) -> int:
 
 
 def _in(given: Values, precision: Any) -> Values:
-    """The tensors in another precision; whole numbers stay."""
+    """Return the tensors in another precision; whole numbers stay unchanged."""
     return {index: tensor.to(precision) if tensor.is_floating_point() else tensor for index, tensor in given.items()}
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nested value with each item changed."""
+    """Return the same nested value with each item changed."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(item, change) for item in value])

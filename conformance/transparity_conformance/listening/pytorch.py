@@ -1,10 +1,13 @@
-"""Listening to PyTorch: every operation that reaches the dispatcher, of modules and functions alike.
+"""Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
 
-Composite operations are recorded in their parts (`linear` as `addmm`), kernels as one; fused attention is recorded with
-what it computes on the way, in float64. An operation with several outputs is one for each. Not recorded are integers
-and bools (data flows through them), other threads, tensors without numbers of their own (meta, sparse, nested,
-quantised, subclasses with a dispatch of their own), views of parameters, and uninitialised memory. A compiled module
-runs eagerly meanwhile, and a layer of `nn.Transformer` in its parts, which may differ in rounding from its fast path.
+Composite operations are recorded in parts (`linear` as `addmm`), and a kernel as one operation. Fused attention is
+recorded with its intermediate results, in float64. Each output of an operation has its own record. A compiled module
+runs eagerly while it is recorded. A layer of `nn.Transformer` runs in parts, which may round differently from its fast
+path.
+
+Integers and bools are left out, but data flows through them. Other threads, views of parameters and uninitialized
+memory are not recorded. Neither are tensors without plain memory: meta, sparse, nested or quantized tensors, and
+subclasses with their own dispatch.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
-"""Beginnings of the names of operations whose results have no values yet."""
+"""Prefixes of the names of operations whose results are uninitialized."""
 
 COLLECTIVES = ("c10d.",)
-"""Beginnings of the names of operations that write what comes from other processes into their first argument."""
+"""Prefixes of the names of operations that write data from other processes into their first argument."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""Operations that read the shape of what they are given, but no values."""
+"""Operations that read only the shape of their inputs."""
 
 
 @contextlib.contextmanager
@@ -38,7 +41,7 @@ def listening(record: Record) -> Iterator[None]:
     import torch
 
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+        if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(without_fast_path())
         stack.enter_context(dispatched(functools.partial(recorded, record)))
@@ -48,7 +51,7 @@ def listening(record: Record) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Run the layers of `nn.Transformer` in their parts within the context."""
+    """Run the layers of `nn.Transformer` in parts within the context."""
     import torch
 
     before = torch.backends.mha.get_fastpath_enabled()
@@ -69,7 +72,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch has to keep its compiler out of this mode; importing it takes seconds."""
+            """Return whether PyTorch must keep its compiler out of this mode; importing the compiler takes seconds."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +82,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation, record what it computes, and return its result."""
+    """Run an operation, record its results, and return them."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
@@ -111,7 +114,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return the arguments of an operation by name, and those into which it writes."""
+    """Return the arguments of an operation by name, and the arguments that it modifies."""
     declared = func._schema.arguments
     given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     written = [
@@ -140,7 +143,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """The memory of a tensor; None if it has none of its own."""
+    """Return the memory of a tensor; None if it has no plain memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -154,7 +157,7 @@ def _region(tensor: Any) -> Region | None:
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """A copy in float64; None for nested tensors, and for integers and bools without `whole_numbers`."""
+    """Return a copy in float64; None for nested tensors, and for integers and bools without `whole_numbers`."""
     import torch
 
     if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
@@ -166,10 +169,10 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 
 
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
-    """Record in float64 what fused attention computes on the way; return what its output is computed from.
+    """Record the intermediate results of fused attention in float64; return the inputs of its output.
 
-    These are `attention.scores`, scaled; `attention.biased_scores`, if a mask that is added has a bias in it;
-    `attention.masked_scores`, −∞ where masked by a bool; `attention.weights`, 0 in rows that are wholly masked.
+    The record has the scaled `attention.scores`, and `attention.biased_scores` if an additive mask contains a bias.
+    `attention.masked_scores` are −∞ where a bool masks; `attention.weights` are 0 in fully masked rows.
     """
     import torch
 
@@ -197,7 +200,7 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """The bias in a mask that is added to scores: a value that it is made from, and equals where nothing is masked."""
+    """Return the bias in an additive mask: a value from which the mask is made, equal to it where nothing is masked."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]
@@ -206,7 +209,7 @@ def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None
         index = waiting.pop(0)
         value = torch.from_numpy(record.operations[index].value)
         if value.min() > EXACT_MASK_BELOW:
-            with contextlib.suppress(RuntimeError):  # of another shape
+            with contextlib.suppress(RuntimeError):  # a value of another shape
                 bias = value.broadcast_to(added.shape)
                 if torch.equal(bias[kept], added[kept]):
                     return bias, index

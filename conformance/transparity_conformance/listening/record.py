@@ -1,4 +1,4 @@
-"""The record of a run: operations in order, and the data flow through views and writes in place."""
+"""The record of a run: operations in order, and the data flow through views and in-place writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.listening.source import Sources
 
 MOST_OPERATIONS = 2**18
-"""Operations in a record; further ones are left out."""
+"""The most operations in a record; further ones are left out."""
 
 Origins = tuple[int, ...]
-"""Indices of the operations that made a value."""
+"""Indices of the operations that computed a value."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,17 @@ class Region:
     owner: int
     """The identity of the memory, which views share."""
     geometry: Hashable
-    """The part of it that the array is, and in which order: equal for two arrays with the same numbers."""
+    """The part and order of the memory that the array uses: equal for two arrays with the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The owner, which the record keeps, so that no later one has its identity."""
+    """The owner; the record keeps it so that no later object has its id."""
 
 
 def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """A copy in float64, a complex array with a last axis (real, imaginary); None for what are no numbers, and for
-    integers and bools without `whole_numbers`."""
+    """Return a copy in float64; a complex array has a last axis (real, imaginary).
+
+    Return None for other dtypes, and for integers and bools without `whole_numbers`.
+    """
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], -1).astype(np.float64)
     is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -51,12 +53,15 @@ class _Memory:
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write whose numbers are read when they are used: those of other ranks arrive after the call."""
+    """A write whose numbers are read when they are used, because other ranks' data arrives after the call."""
 
 
 class Record:
-    """The operations of a run. Values beyond `largest` bytes are left out, and so are integers and bools without
-    `whole_numbers`; data flows through them."""
+    """The operations of a run.
+
+    Values beyond `largest` bytes are left out. So are integers and bools without `whole_numbers`; data still flows
+    through them.
+    """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers
@@ -67,20 +72,20 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """What is recorded of an array: a copy in float64; None for what is left out."""
+        """Return a copy in float64; None for an array that is left out."""
         return in_float64(array, whole_numbers=self.whole_numbers)
 
     def knows(self, place: Region) -> bool:
-        """Return whether an operation in the record made or wrote the memory."""
+        """Return whether a recorded operation made or wrote the memory."""
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether exactly this array is in the record, unchanged since."""
+        """Return whether exactly this array is in the record and unchanged."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """The operations that made what now lies in these places."""
+        """Return the operations that computed the current content of these places."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -89,7 +94,8 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record an array that was written in parts as it now is, under the name and line of its last write."""
+        """Record the current content of an array that was written in parts, under the name and line of its last
+        write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -99,7 +105,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value; return its origins: itself, or its inputs if it is None or there is no room for it."""
+        """Record a value; return its origins: its own index, or its inputs if it is not recorded."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -109,26 +115,26 @@ class Record:
         return (len(self.operations) - 1,)
 
     def put(self, place: Region, origins: Origins) -> None:
-        """Note what made an array."""
+        """Record which operations made an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Note what wrote into an array: all other parts of its memory may have changed."""
+        """Record which operation wrote into an array; all other parts of its memory may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
     def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
-        """Note that an operation writes into an array later than it returns."""
+        """Record that an operation writes into an array after it returns."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record what arrived and was not used, such as a result of the run."""
+        """Record data that arrived and was not used, such as a result of the run."""
         for place in self._awaited.values():
             self.settle(place, value)

@@ -18,7 +18,7 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.report.text import safe
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`, whose frames are never the port's."""
+"""The folder of `transparity_conformance`, whose frames never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -27,21 +27,21 @@ STANDARD_LIBRARY = tuple(
 )
 INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
-"""Beginnings of the file names of Python's and NumPy's own code without a file."""
+"""Prefixes of the file names of Python's and NumPy's own code without a file."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
-"""Packages that call a model and run its operations, but are no model."""
+"""Packages that call a model and run its operations, but are not the model."""
 
 LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function; frames outside of this one are not the port's."""
+    """Call a function; frames outside this call do not belong to the port."""
     return call()
 
 
 class Lines(tuple[Source, ...]):
-    """The lines of the port on a stack, the innermost first.
+    """The lines of the port on a stack, innermost first.
 
     Attributes:
         inside: the lines of the installed package that the innermost one calls.
@@ -51,20 +51,22 @@ class Lines(tuple[Source, ...]):
 
 
 class Sources:
-    """The lines of one run, each looked up once."""
+    """The lines of one run; each is looked up once."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[CodeType, Source]] = {}  # with the code, so that its id stays its own
+        self._found: dict[
+            tuple[int, int], tuple[CodeType, Source]
+        ] = {}  # with the code object, so that its id stays unique
 
     def here(self) -> Lines:
-        """Return the lines of the port on the stack, the innermost first."""
+        """Return the lines of the port on the stack, innermost first."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the lines of the port among places in code, both the innermost first.
+        """Return the lines of the port among places in code, both innermost first.
 
-        The port's own code is outside of the standard library, of installed packages and of this one. A port that is
-        installed itself has no such line; its own code is then the package that was called, frameworks aside.
+        The port's own code is outside the standard library, installed packages and this package. An installed port has
+        no such line; its own code is then the package that was called, without frameworks.
         """
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
@@ -79,7 +81,7 @@ class Sources:
         """Return the line of a place in code."""
         found = self._found.get((id(code), at))
         if found is None:
-            # that of the expression, not of its statement
+            # the line of the expression, not of its statement
             first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
             line, lines = first or code.co_firstlineno, tuple(linecache.getlines(code.co_filename))
             columns = _columns(lines, line, start, end if first == last else None)
@@ -89,7 +91,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """The columns of an expression in characters (Python has bytes), to the end of the line if it goes beyond."""
+    """Return the columns of an expression in characters (Python counts bytes), up to the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -97,7 +99,7 @@ def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | No
 
 
 def _frames() -> Iterator[FrameType]:
-    """The frames from the innermost outwards."""
+    """Yield the frames from the innermost outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -106,7 +108,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """The installed package of a file; empty for a file that is not installed, None for Python's own and ours."""
+    """Return the installed package of a file; empty for a file that is not installed, None for Python's and our own."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -118,7 +120,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """The statement at a line, joined to one; only the head of one with a body, such as `for`."""
+    """Return the statement at a line, joined to one line; for one with a body, such as `for`, only its head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -133,7 +135,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """The text of a statement; `ast.get_source_segment` splits the whole file every time."""
+    """Return the text of a statement; `ast.get_source_segment` would split the whole file every time."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -144,19 +146,19 @@ def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
 def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
     try:
         tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # as of a cell with the commands of a notebook
+    except (SyntaxError, ValueError):  # such as a notebook cell with commands
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
 
 
 def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
-    """Call a function, and return the port's functions with source that ran in this thread meanwhile."""
+    """Call a function, and return the port's functions with source that ran in this thread during the call."""
     codes = _codes_of(call)
     return [each for each in _referrers(codes.values()) if type(each) is FunctionType and id(each.__code__) in codes]
 
 
 def _referrers(values: Iterable[Any]) -> list[Any]:
-    """The objects that refer to any of the values, with those that the garbage collector was told to leave alone."""
+    """Return the objects that refer to any of the values, including those frozen for the garbage collector."""
     if not gc.get_freeze_count():
         return gc.get_referrers(*values)
     gc.unfreeze()
@@ -167,7 +169,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """The port's code that a call runs, by identity: two functions with one text are equal."""
+    """Return the port's code that a call runs, by id: two functions with one text are equal."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

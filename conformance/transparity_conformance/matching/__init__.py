@@ -1,1 +1,1 @@
-"""What the values of two programs have in common: in any order of axes, and along the flow of data."""
+"""Matching of values between two programs, in any order of axes and along the data flow."""

@@ -1,4 +1,4 @@
-"""Searches of the flow of data between numbered operations."""
+"""Searches in the data flow graph of numbered operations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return nodes and all that they are made from without passing through a `known` one.
+    """Return nodes and all their ancestors, without passing through a `known` node.
 
     Args:
-        ends: the nodes, which are returned in any case.
-        given: yields what one node is made from.
+        ends: The nodes; they are always part of the result.
+        given: Returns the inputs of one node.
+        known: Nodes at which the search stops.
     """
     seen = set(ends)
     waiting = list(seen)
@@ -26,7 +27,10 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes, numbered in the order of a run, that are no goal and from which no reader leads to one."""
+    """Return the nodes that are no goal and have no path through readers to a goal.
+
+    Nodes are numbered in execution order.
+    """
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):
@@ -35,7 +39,7 @@ def leading_nowhere(
 
 
 def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
-    """Return, for each node that something is made from, what is made from it at once."""
+    """Map each node to the nodes that read it directly."""
     found: dict[int, list[int]] = {}
     for index, given in enumerate(inputs):
         for each in given:
@@ -44,7 +48,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return, for each node, the marks of itself and of all that it is made from, as the bits of a number."""
+    """Return, for each node, the marks of the node and of all its ancestors, as the bits of an integer."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))

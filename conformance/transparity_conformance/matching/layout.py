@@ -1,4 +1,4 @@
-"""Layouts: the orders of axes in which a port may keep the numbers of a tap."""
+"""Layouts: the orders of axes in which a port may store an activation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A tap's axes, refined to `split`, permuted by `order`, and merged to the port's shape."""
+    """An activation's axes, refined to `split`, permuted by `order`, and merged to the port's shape."""
 
     ours: Shape
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each feature of the tap, its place among the port's; empty if they are in the same order."""
+    """For each of our features, its index among the port's; empty if the order is the same."""
 
     @property
     def is_in_order(self) -> bool:
@@ -29,7 +29,7 @@ class Layout:
         return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
-        """The port's value in the shape of the tap."""
+        """Return the port's value in our shape."""
         permuted = value.reshape([self.split[axis] for axis in self.order])
         arranged = permuted.transpose(np.argsort(self.order)).reshape(self.ours)
         return arranged[..., self.features] if self.features else arranged
@@ -37,10 +37,12 @@ class Layout:
 
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
-    """The layouts of a tap of the shape `ours` in an array of the shape `theirs`, the least permuted first.
+    """Return all layouts of an activation of shape `ours` in an array of shape `theirs`, the least permuted first.
 
     Args:
-        heads: the number of heads, of which the features of the context are made.
+        ours: The shape of our activation.
+        theirs: The shape of the port's array.
+        heads: The number of heads into which features may be split.
     """
     if math.prod(ours) != math.prod(theirs):
         return ()
@@ -53,7 +55,7 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """The axes of a tap, refined, in every order; the two halves of a head's features may be interleaved."""
+    """Yield the refined axes in every order; the two halves of a head's features may be interleaved."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -66,7 +68,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether `theirs` is `permuted` with neighbouring axes merged; axes of one element do not matter."""
+    """Return whether merging neighbouring axes of `permuted` gives `theirs`; axes of size 1 are ignored."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1

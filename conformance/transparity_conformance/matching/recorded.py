@@ -1,4 +1,4 @@
-"""A recorded call of a port: all that it computed, found again by its numbers in any order."""
+"""A recorded call of a port, searched for values in any order of axes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays are the same activation if they agree in half of the digits of the precision: rounding costs fewer, and
-numbers that have nothing to do with each other agree in none."""
+"""Two arrays are the same activation if they agree in half of the digits of the precision.
+
+Rounding costs fewer digits; unrelated numbers agree in none.
+"""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A value of the reference as the port computes it: the number of the operation, and the layout of its value."""
+    """A reference value found in the port: the index of the operation and the layout of its value."""
 
     index: int
     layout: Layout
@@ -36,47 +38,48 @@ class Recorded:
     operations: Sequence[Operation]
     answer: np.ndarray
     heads: int = 1
-    """The number of heads, of which the features of a value may be made."""
+    """The number of heads into which features may be split."""
     dtype: str = "float32"
     """The precision of the port."""
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:
-        """The value of each operation; the last is the answer."""
+        """Return the value of each operation; the answer comes last."""
         return [*(each.value for each in self.operations), self.answer]
 
     @functools.cached_property
     def inputs(self) -> Sequence[Sequence[int]]:
-        """For each value, the numbers of those that it was made from."""
+        """Return, for each value, the indices of the values it was computed from."""
         return [*(each.inputs for each in self.operations), self.made_answer]
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """For each value, the name of the operation and its line: the same in every layer that the same code
-        computes."""
+        """Return, for each value, its operation's name and line, which layers with the same code share."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """The operation whose value is the answer, the last of several; none if it was computed unheard."""
+        """Return the last operation whose value is the answer; empty if that operation was not recorded."""
         last = range(len(self.operations) - 1, -1, -1)
         return tuple(index for index in last if is_equal(self.operations[index].value, self.answer))[:1]
 
     @functools.cached_property
     def relevant(self) -> frozenset[int]:
-        """The operations that the answer is computed from."""
+        """Return the operations that the answer depends on."""
         last = self.made_answer or (len(self.operations) - 1,)
         return frozenset(ancestors(last, lambda index: self.operations[index].inputs))
 
     @functools.cached_property
     def readers(self) -> Mapping[int, Sequence[int]]:
-        """The operations that are given the value of each."""
+        """Map each operation to the operations that read its value."""
         return readers_of([each.inputs for each in self.operations])
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """The fingerprints of all operations; whole numbers that are computed from others, such as chosen experts, may
-        be equal by chance: they have none."""
+        """Return the fingerprints of all operations.
+
+        Integers computed from fractions, such as indices of experts, may be equal by chance. They have no fingerprint.
+        """
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -87,7 +90,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """The values that a shorter dtype can hold, by its name."""
+        """Return the values that each half precision represents exactly, by dtype."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -97,7 +100,7 @@ class Recorded:
 
     @functools.cached_property
     def by_size(self) -> Mapping[int, Sequence[int]]:
-        """The numbers of the values with as many elements."""
+        """Map each number of elements to the indices of the values that have it."""
         found: dict[int, list[int]] = {}
         for index, value in enumerate(self.values):
             found.setdefault(value.size, []).append(index)
@@ -113,45 +116,47 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative difference of two values that are the same activation."""
+        """Return the largest relative difference between two values of the same activation."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
-        """Return whether the value `later` is `index`, or is made from it."""
+        """Return whether the value `later` is, or depends on, the value `index`."""
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """The sorted numbers of a value, which no permutation of its axes changes."""
+        """Return the sorted numbers of a value; permuting its axes does not change them."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
 
     def read(self, match: Match) -> np.ndarray:
-        """The value of a match, in the order of the reference's axes."""
+        """Return the value of a match, with the reference's axes."""
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order; marks, which are 0 or one other number, have
-        no more in common than how many they are."""
+        """Return whether two values have the same numbers, in any order.
+
+        Marks, such as masks, hold only one number besides 0. They never match, because only their counts could agree.
+        """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the values among `indices` that have the numbers of `ours`, in any order; NaN alone tells nothing."""
+        """Yield the `indices` whose values have the numbers of `ours`, in any order; none if no number is finite."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
             yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
-        """Return whether two arrays in the same order are one activation."""
+        """Return whether two arrays with the same axes are one activation."""
         return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """The operation behind `after` whose value is `ours`, if it `may_be`; the nearest, and of several the first."""
+        """Return the nearest match after operation `after` for which `may_be` holds; the first of equally near ones."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -164,16 +169,16 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return the nearest operation of each value by name, if there is one and it `may_be`."""
+        """Return the nearest match of each named value, where one exists and `may_be` holds."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Every operation whose value has a layout of the shape of `ours`, each array once."""
+        """Yield a match for each operation and layout with the shape of `ours`; equal arrays are yielded once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]
-            if np.isinf(value).any() or np.isnan(value).all() or np.ptp(value) == 0:  # one number tells nothing
+            if np.isinf(value).any() or np.isnan(value).all() or np.ptp(value) == 0:  # a constant identifies nothing
                 continue
             for layout in layouts(ours.shape, self.values[index].shape, self.heads):
                 if (numbers := layout.to_ours(value).tobytes()) not in seen:
@@ -187,7 +192,7 @@ def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether two arrays differ nowhere by more than `allowed`; an infinity and NaN are near to themselves."""
+    """Return whether two arrays differ nowhere by more than `allowed`; equal infinities, and NaNs, are near."""
     with np.errstate(invalid="ignore"):
         far = ~(np.abs(one - other) <= allowed)
     a, b = one[far], other[far]
@@ -195,12 +200,12 @@ def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
 
 
 def largest(value: np.ndarray) -> float:
-    """Return the largest finite number in size."""
+    """Return the largest finite absolute value."""
     return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """The largest difference, relative to the largest number; NaN is NaN."""
+    """Return the largest difference relative to `scale`; two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The longest common subsequence of two sequences, by the bits of whole numbers (Hyyrö 2004)."""
+"""The longest common subsequence of two sequences, by the bit-parallel algorithm of Hyyrö (2004)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Hashable, Sequence
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of places with the same element, as many as possible, in order; of several ways the one that pairs the last
-    elements first."""
+    """Return index pairs of a longest common subsequence, in order; if several exist, the last elements pair first."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]
@@ -20,7 +19,7 @@ def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int
 
 
 def _alike(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """The number of elements with which both begin."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))
 
@@ -30,7 +29,7 @@ def _longest(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[i
     for i, element in enumerate(one):
         places[element] = places.get(element, 0) | 1 << i
     every = (1 << len(one)) - 1
-    rows = [every]  # bit i of row j is 0 where `one[i]` makes the subsequence with the first j of `other` longer
+    rows = [every]  # bit i of row j is 0 if `one[i]` lengthens the subsequence with the first j elements of `other`
     for element in other:
         row = rows[-1]
         met = row & places.get(element, 0)

@@ -1,4 +1,4 @@
-"""Values that are equal in any order of their axes, and those in a buffer with more places than there are tokens."""
+"""Comparison of values in any order of axes, and of values in a preallocated buffer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
-"""Numbers beyond it are as good as infinite; the lowest number of each dtype is one."""
+"""Larger numbers count as infinite; the lowest number of each dtype counts as minus infinity."""
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return the numbers of a tensor or an array in order; None if they tell nothing.
+    """Return the sorted numbers of a tensor or an array; None if they identify nothing.
 
-    All scores that are masked count as one number, whatever it is. A value of two different numbers, such as a mask,
-    tells only how often it has each.
+    All masked scores count as the same number. A value with only two different numbers, such as a mask, is identified
+    by their counts.
     """
     numbers = numbers_of(value)
     if numbers is None or numbers.size < 2:
@@ -53,7 +53,7 @@ def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 class Known:
-    """Fingerprints that others are looked up among."""
+    """A set of fingerprints in which values are looked up."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
@@ -63,7 +63,7 @@ class Known:
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def equal_to(self, value: Any, share: float) -> list[int]:
-        """Return those that differ from a tensor or an array by at most a share of its largest number."""
+        """Return the indices of the fingerprints that match a value within `share` of its largest number."""
         numbers = numbers_of(value)
         if numbers is None or numbers.size not in self._groups:
             return []
@@ -75,32 +75,36 @@ class Known:
         else:
             apart = share * max(-lowest, highest)
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
-        if not ends.any() or (prints := fingerprint(numbers)) is None:  # most end before they are sorted
+        if (
+            not ends.any() or (prints := fingerprint(numbers)) is None
+        ):  # most values return here, before they are sorted
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
 
 
 def plain(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers with one for all masked scores, and one for what is as good as infinite."""
+    """Return numbers in which all masked scores are equal, and so are all infinite numbers."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return how far two arrays are apart, number by number: masked scores are one number, NaN is NaN, and what is not
-    kept is 0; infinite for arrays of other shapes."""
+    """Return the difference of two arrays, element by element; infinite if their shapes differ.
+
+    Two masked scores, or two NaNs, do not differ. Elements that are not `kept` count as equal.
+    """
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
 
 def largest(numbers: np.ndarray) -> float:
-    """Return the largest number in size, masked scores and infinities aside."""
+    """Return the largest absolute value, except masked scores and infinities."""
     plain = np.abs(numbers[(numbers > EXACT_MASK_BELOW) & (numbers < HUGE)])
     return float(plain.max()) if plain.size else 0.0
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values agree number by number, in what is kept of them."""
+    """Return whether two values agree element by element, where they are `kept`."""
     a = numbers_of(ours)
     if a is None or a.size != theirs.size:
         return False
@@ -112,10 +116,10 @@ def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | Non
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """The operations without the places of a buffer that the mask keeps every query from.
+    """Return the operations without the unused positions of a buffer.
 
-    A buffer is known by attention weights that are exactly 0 in all columns but as many as there are tokens. An axis of
-    its size is cut to these columns wherever the rest is one number: keys that are not written yet, and their scores.
+    A buffer shows in attention weights that are exactly 0 in every column beyond the number of tokens. An axis of the
+    buffer's size is cut to the used columns if the rest is constant.
     """
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
@@ -130,7 +134,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """The columns in which any weight is more than 0; None if the rows are no weights."""
+    """Return the columns in which any attention weight is positive; None if the rows are not attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

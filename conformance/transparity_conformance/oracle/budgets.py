@@ -1,7 +1,7 @@
 """Budgets: the largest error that rounding explains. Factors are data, each with its provenance.
 
-A comparison may differ by `factor` × the error that the reference itself makes in that precision, plus `floor` ulps of
-the largest expected value, for what is so short a computation that the reference made no error at all.
+The tolerance is `factor` × the error of the reference in that precision, plus `floor` ulps of the largest expected
+value. The floor covers computations so short that the reference makes no error.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class BudgetRule:
     provenance: str
 
     def budget(self, noise: float, ulp: float, scale: float) -> float:
-        """The budget where the reference errs by `noise` and the largest expected value is `scale`."""
+        """Return the budget where the reference errs by `noise` and the largest expected value is `scale`."""
         return float(self.factor * noise + self.floor * ulp * scale)
 
 
 MEASURED = (
-    "python -m transparity_conformance.oracle.calibrate: the reference with its features permuted, so that all is "
-    "summed in another order, errs at worst 1.89 × what the oracle measured beside it (float32; float64 1.59 ×; 13,651 "
-    "taps each, 99 % of them below 0.69 ×; 2.70 × over other drawn configurations, before there were as many fields); "
-    "half as much again"
+    "Measured by python -m transparity_conformance.oracle.calibrate, with features permuted so that sums have another "
+    "order. At 13,651 taps, the reference errs by at most 1.89 × the oracle's error in float32 and 1.59 × in float64. "
+    "The error is below 0.69 × at 99 % of the taps. Other drawn configurations reach 2.70 ×, to which half is added."
 )
 ROUNDED = (
-    "as for float32, from which it is rounded; float16 in which every sum is rounded errs by 0.16 × at 99 %, and, "
-    "where a variance underflows, by tens or hundreds: a port has to widen what it sums, as every kernel does"
+    "As for float32, from which it is rounded. If every sum is rounded to float16, 99 % err by at most 0.16 ×, but a "
+    "variance that underflows errs by tens or hundreds. A port must therefore widen its sums, as every kernel does."
 )
 
 RULES = {
@@ -48,34 +47,38 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The points at which the reference's error is measured: one alone may be small by luck."""
+"""The points at which the reference's error is measured; a single one may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The same where scores are so large that one key has nearly all of the weight: a few numbers decide the error, which
-is a matter of luck. Over 144 such models (12 weights of each preset), a right program errs by up to 4.5 × what three
-points show, 4.3 × what 8 show, 2.3 × what 16 show, 1.7 × what 32 show."""
+"""The number of points for scores so large that one key has almost all of the weight.
+
+There a few numbers determine the error, so chance matters more. Over 144 such models (12 weights of each preset), a
+right program errs by up to 4.5 × the error at three points. At 8, 16 and 32 points it is 4.3 ×, 2.3 × and 1.7 ×.
+"""
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The same of a model with a recurrence: what a token reads of the state may be near zero, which a norm makes large
-again. Over 40 such models a right program errs by up to 3.4 × what three points show, 1.2 × what 8 show, 1.0 × what 16
-show, and by 4.7 × what the point itself shows."""
+"""The number of points for a model with a recurrence.
+
+A token's output from the state may be near zero, and a norm then enlarges it. Over 40 such models, a right program errs
+by up to 3.4 × the error at three points, 1.2 × at 8 and 1.0 × at 16. At the point itself it is 4.7 ×.
+"""
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The same for drawn configurations, which may have so few features that luck is likelier."""
+"""The number of points for drawn configurations, whose few features make chance matter more."""
 
 POSITIONS_OF_DRAWN = 64
-"""The fewest positions to measure over: a sequence of one token needs more points than a long one."""
+"""The fewest positions to measure over; a sequence of one token needs more points than a long one."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
-    """The points at which the error of a drawn configuration is measured."""
+    """Return the number of points at which the error of a drawn configuration is measured."""
     fewest = min(tokens.size for tokens in inputs.values())
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 
 
 @functools.cache
 def epsilon(dtype: str) -> float:
-    """The distance from 1 to the next number of `dtype`."""
+    """Return the distance from 1 to the next number of `dtype`."""
     import ml_dtypes  # imported late, so that the command line starts without it
 
     return float(ml_dtypes.finfo(dtype).eps)
@@ -87,8 +90,9 @@ def _bfloat16() -> Any:
     return ml_dtypes.bfloat16
 
 
+@np.errstate(over="ignore")  # a number beyond the range is infinite, and no budget covers it
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """`value` rounded to `dtype`, held in a dtype that NumPy can compute with."""
+    """Round `value` to `dtype`, in a dtype that NumPy can compute with."""
     if value.dtype.kind != "f":
         return value
     if dtype in ("float64", "float32"):
@@ -97,7 +101,7 @@ def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
-    """`value` rounded to float32, bfloat16, float16 or TF32 (10 bits behind the point), kept in its own dtype."""
+    """Round `value` to float32, bfloat16, float16 or TF32 (10 bits after the point), in its own dtype."""
     if isinstance(value, Mapped):
         in_file: Any = value.changed(functools.partial(rounded_to, kind=kind))
         return in_file

@@ -1,11 +1,11 @@
 """Measure the factors of `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`.
 
-The exit code is 1 if a constant no longer covers what was measured.
+The exit code is 1 if a constant does not cover the measurement.
 
-A right program differs from the reference in the order in which it sums. The reference itself becomes such a program
-when its features are permuted: heads, the features of a head, hidden features and the model's own. What comes out is
-the same to the last feature, and every sum on the way is taken in another order. Its error, over what the oracle
-measured at the same weights, is what a budget has to allow. No backend is asked: none certifies itself.
+A right program differs from the reference in the order of its sums. The reference becomes such a program when its
+features are permuted: heads, the features of a head, hidden features and the model's own. The result is the same, but
+every sum has another order. A budget must allow its error relative to the error that the oracle measures at the same
+weights. No backend takes part, so none certifies itself.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from transparity_numpy.transformer import transformer
 
 
 def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[Arrays, Arrays]:
-    """The parameters with their features permuted, and the permutations by what they permute."""
+    """Return the parameters with permuted features, and the permutations by their axes."""
     random = np.random.default_rng(seed)
-    # What goes by its place among the heads, or among a head's features, stays there.
+    # Features identified by their place among the heads, or within a head, stay there.
     grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
     stay = grouped or config.positions == "alibi" or config.kv_lora_rank is not None
@@ -49,10 +49,10 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
     orders |= _merged(config, orders)
-    # The model's own features stay where they are cut into heads before they are projected.
+    # The model's own features stay where they are cut into heads before their projection.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
-    if "sinusoidal" in (config.positions, config.encoder_positions):  # whose features are given
+    if "sinusoidal" in (config.positions, config.encoder_positions):  # their features are fixed
         orders["model"] = np.arange(config.embed_dim)
         if shared:
             orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
@@ -69,7 +69,7 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
 
 
 def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
-    """The order of all features of queries, and of keys, side by side."""
+    """Return the order of all features of queries, and of keys, side by side."""
     return {
         name: (orders[heads][:, None] * config.head_dim + orders["head_dim"]).ravel()
         for name, heads in (("merged", "heads"), ("merged_keys", "key_heads"))
@@ -77,19 +77,19 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """The names of a parameter's rows and columns; empty where they are not permuted."""
+    """Return the names of a parameter's rows and columns; empty where they are not permuted."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
-    """Patterns of names with the rows and columns of these parameters; the first that is found in a name holds."""
+    """Return patterns of names with the rows and columns of their parameters; the first match applies."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
     return (
-        # The features of these parts stay where they are; the model's own are permuted.
+        # The features of these parts stay in place; the model's own are permuted.
         (r"\.recurrence\..*\boutput\.", "model", ""),
         (r"\.recurrence\..*_convolution", "", ""),
         (r"\.recurrence\.", "", "model"),
@@ -125,7 +125,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
 
 
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
-    """A tap of the permuted model with its features where they belong."""
+    """Return a tap of the permuted model with its features back in place."""
     leaf = name.rpartition(".")[2]
     is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.kv_lora_rank else ()))
     stays = any(part in name for part in is_inside) and (leaf != "output" or "router" in name)
@@ -143,8 +143,11 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 
 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
-    """Every tap in arithmetic of `dtype`: float16 rounds every sum and product on the way, more than any hardware does.
-    float64 is shown as float32 is, by the ratio of their epsilons; NumPy has no arithmetic of bfloat16."""
+    """Return every tap in arithmetic of `dtype`.
+
+    float16 rounds every sum and product, more than any hardware does. Results in float64 follow from float32 by the
+    ratio of their epsilons; NumPy has no bfloat16 arithmetic.
+    """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
     cast = {name: value.astype(dtype) for name, value in parameters.items()}
@@ -164,7 +167,7 @@ class Sample:
     """The distance between numbers at the largest expected value."""
 
     def ratio(self, floor: float) -> float:
-        """The error above the floor, over the noise."""
+        """Return the error above the floor, over the noise."""
         over = max(0.0, self.error - floor * self.ulp)
         return over / self.noise if self.noise else (0.0 if over == 0 else math.inf)
 
@@ -221,13 +224,13 @@ def _measure_drawn(dtype: str, drawn: int) -> list[Sample]:
 
 @dataclass(frozen=True)
 class CalibratedConstant:
-    """A constant beside what was measured of it."""
+    """A constant and its measurement."""
 
     name: str
     dtype: str
     taps: int
     measured: float
-    """The worst, which the constant has to cover."""
+    """The worst value, which the constant must cover."""
     constant: float
     median: float
     most: float
@@ -239,10 +242,10 @@ class CalibratedConstant:
 
 
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
-    """The factor and the floor of one precision, beside what was measured.
+    """Return the measurements of the factor and the floor of one precision.
 
-    The floor is for taps at which the reference made no error. In float16 the factor covers 99 %: that every sum is
-    rounded is more than any hardware does, and the rest are variances that underflow.
+    The floor applies to taps at which the reference makes no error. In float16 the factor covers 99 %: rounding every
+    sum is more than any hardware does, and the rest are variances that underflow.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
@@ -261,7 +264,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
 
 
 def as_table(measured: Sequence[CalibratedConstant]) -> Table:
-    """Every constant beside what was measured."""
+    """Return a table of every constant and its measurement."""
     heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
     table = Table(*heads, title="constants of budgets")
     for row in measured:
@@ -271,13 +274,13 @@ def as_table(measured: Sequence[CalibratedConstant]) -> Table:
 
 
 def main() -> int:
-    """Measure every constant, print them, and return 1 if one does not cover what was measured."""
+    """Measure every constant, print the table, and return 1 if a constant does not cover its measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--drawn", type=int, default=300, help="how many configurations are drawn")
-    parser.add_argument("--seeds", type=int, default=3, help="at how many weights each probe is measured")
+    parser.add_argument("--drawn", type=int, default=300, help="number of drawn configurations")
+    parser.add_argument("--seeds", type=int, default=3, help="number of weights at which each probe is measured")
     options = parser.parse_args()
     measured: list[CalibratedConstant] = []
-    for dtype in (dtype for dtype in RULES if dtype != "bfloat16"):  # NumPy has no arithmetic of bfloat16
+    for dtype in (dtype for dtype in RULES if dtype != "bfloat16"):  # NumPy has no bfloat16 arithmetic
         measured += rows(dtype, measure(dtype, options.drawn, options.seeds), RULES[dtype])
     Console().print(as_table(measured))
     return 0 if all(row.covers for row in measured) else 1

@@ -1,10 +1,9 @@
 """Small configurations of the families that people port, which together have every part that no preset has; and text.
 
-Each has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …), not its
-sizes: these are different from each other, so that no two axes can be taken for one another. They are rows of
-`cases.json`: the fields of a configuration, or those in which it differs from the one that it is `like`.
-
-Real text: a passage by characters for lone stacks, sentence pairs by words for the encoder-decoders.
+Each case has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …).
+Its sizes are its own, and all different, so that no two axes can be confused. The cases are rows of `cases.json`: the
+fields of a configuration, or its differences from the one that it is `like`. Text: a passage by characters for single
+stacks, and sentence pairs by words for encoder-decoders.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""Rows that others are like, and that are no cases themselves."""
+"""Rows that others are `like`, and that are not cases themselves."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
-"""Encoders of images and of audio, and CLIP's decoder of texts, whose first end token is pooled."""
+"""Encoders of images and of audio, and CLIP's decoder of texts, which pools the first end token."""
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if name not in _BASES}
-"""All of them, also those whose inputs are no tokens."""
+"""All models, including those whose inputs are not tokens."""
 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
@@ -46,7 +45,7 @@ PASSAGE = (
     "what is the use of a book,' thought Alice, 'without pictures or conversations?'"
 )
 
-# The first pair is document 000's.
+# The first pair is from document 000.
 PAIRS = (
     ("I am going to school", "mai school jaa raha hu"),
     ("I am reading a book", "mai kitab padh raha hu"),
@@ -63,7 +62,8 @@ SPECIAL_TOKENS = 3
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """The passage as tokens, one a character: by frequency, those for which there is no room left out."""
+    """Return the passage as tokens, one per character; the rarest characters are left out if the vocabulary is
+    small."""
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
@@ -71,7 +71,7 @@ def passage_tokens(vocab_size: int) -> np.ndarray:
 
 
 def pair_tokens(side: int) -> list[list[int]]:
-    """The sentences of one side (0: source, 1: target) as tokens, one a word; targets begin with `<bos>`."""
+    """Return the sentences of one side (0: source, 1: target) as tokens, one per word; targets start with `<bos>`."""
     words: dict[str, int] = {}
     sentences = [pair[side].lower().split() for pair in PAIRS]
     for word in (word for sentence in sentences for word in sentence):
@@ -81,7 +81,8 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Eight rows of real text, padded to the lengths; a lone stack's passage is cut into rows as long as `source`."""
+    """Return eight rows of real text, padded to the lengths; a single stack gets rows of the passage of length
+    `source`."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

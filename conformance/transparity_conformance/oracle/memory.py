@@ -1,4 +1,4 @@
-"""The memory that a check needs, known from the configuration before anything is drawn."""
+"""The memory that a check needs, estimated from the configuration before any weights are drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES_OF_A_PARAMETER = 32
 """Measured: the peak of a check of the NumPy column grew by 254 MB from 7.8 to 15.5 million parameters."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""Measured: it grew by 172 MB with 4.3 million logits in a probe, of which drawings, casts and answers are kept."""
+"""Measured: it grew by 172 MB with 4.3 million logits in a probe, counting weights, casts and answers."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
@@ -25,7 +25,7 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
     """Raise `ConfigError` if a check of `config` cannot fit in memory, by a lower bound.
 
     Args:
-        config: the configuration, at the size at which it is probed.
+        config: the configuration at the size of its probes.
         batch: the rows of a probe.
         lengths: the tokens of each input of the probe, by name.
     """
@@ -37,7 +37,7 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
 
 
 def _cache(config: TransformerConfig, rows: int) -> int:
-    """The bytes of the caches of keys and values for cached decoding, which a lone encoder does not have."""
+    """Return the bytes of the key-value caches for cached decoding; a single encoder has none."""
     features = (
         config.key_value_heads * (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
     )

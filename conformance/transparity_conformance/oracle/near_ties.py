@@ -1,9 +1,9 @@
-"""Near-ties of a router: choices between experts that rounding may turn, and everything that depends on them.
+"""Near-ties of a router: choices between experts that rounding may change, and everything that depends on them.
 
-The choice of experts is the one part of a model that is not continuous: where the scores of two experts differ by less
-than rounding moves them, either choice is right, and what is behind it differs by far more than rounding. So the error
-of rounding is measured with the exact choice (`oracle`), and positions that depend on a near-tie are judged apart.
-Which these are is measured: the other choice is put into the reference, and every position that changes depends on it.
+The choice of experts is the one discontinuous part of a model. If the scores of two experts differ by less than
+rounding, either choice is right, and later values differ by far more than rounding. So the error of rounding is
+measured with the exact choice (`oracle`), and positions that depend on a near-tie are judged separately. To find them,
+the other choice is put into the reference; every position that changes depends on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transparity_numpy.transformer import transformer
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
-"""From a tap to the largest difference that rounding explains."""
+"""Maps a tap to the largest difference that rounding explains."""
 
 
 def is_choice(tap: str) -> bool:
@@ -29,7 +29,7 @@ def is_choice(tap: str) -> bool:
 
 
 def is_of_router(tap: str) -> bool:
-    """Return whether a tap is a choice, or what near-ties are found by."""
+    """Return whether a tap is a choice, or the logits that show near-ties."""
     return tap.endswith((f".{ROUTER_CHOSEN}", ".router_logits"))
 
 
@@ -39,11 +39,11 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """By the tap of a choice, True for the experts that rounding may choose instead of each other.
+    """Return, by the tap of a choice, True for the experts that rounding may swap.
 
     Args:
-        parameters, taps: those of a forward pass in float64.
-        budget: of the taps.
+        parameters, taps: the parameters and taps of a forward pass in float64.
+        budget: returns the budget of a tap.
     """
     found: dict[str, np.ndarray] = {}
     for tap in filter(is_choice, taps):
@@ -59,7 +59,7 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
 def _tied(
     config: TransformerConfig, logits: np.ndarray, correction: np.ndarray | None, chosen: np.ndarray, margin: float
 ) -> np.ndarray:
-    """True (batch, length, experts) for experts in a near-tie. Scores rise by less than the logits do."""
+    """Return True (batch, length, experts) for experts in a near-tie; scores rise by less than the logits do."""
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
     scores = SCORES[config.router_scores](logits) + (0 if correction is None else correction)
@@ -74,7 +74,8 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """True for the chosen that are not above all others by the margin, and for the others that they are not above."""
+    """Return True for chosen experts within the margin of the best other one, and for others within it of the worst
+    chosen."""
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)
@@ -89,13 +90,13 @@ def dependent(
     exact: Budget,
     kept: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """By tap, True where a value depends on a near-tie; taps without such a value are left out.
+    """Return, by tap, True where a value depends on a near-tie; taps without such a value are left out.
 
     Args:
-        parameters, inputs: of the forward pass, in float64.
-        expected: every tap of it.
-        budget, exact: the budgets of the taps in the precision of the port, and in float64.
-        kept: the taps to look at; None: all.
+        parameters, inputs: the parameters and inputs of the forward pass, in float64.
+        expected: all its taps.
+        budget, exact: return the budget of a tap in the port's precision, and in float64.
+        kept: the taps to compare; None for all.
     """
     ties = near_ties(config, parameters, expected, budget) if has_router(config) else {}
     free: dict[str, np.ndarray] = {}

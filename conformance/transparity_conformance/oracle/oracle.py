@@ -23,17 +23,17 @@ Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
 """A computation on named arrays that passes every result to a tap."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
-"""Makes an empty mapping for results: in memory, or on disk."""
+"""Creates an empty mapping for results, in memory or on disk."""
 
 
 class Oracle:
     """The results of a computation in float64, and the budget of each in any precision.
 
-    The error in a precision is the largest at a few neighbouring points (the arrays changed by up to 2⁻¹⁰), each held
-    to its own float64 result, with tables of positions built as ports build them (`tables`). float32 is computed in
-    float32; half precisions are float32 rounded at every tap, for that is how hardware sums them; float64 errs as
-    float32 does, by the ratio of their epsilons. `watch` is told the name of every result as it is computed; `room`
-    makes the mapping that results are put into.
+    The error in a precision is the largest at a few neighbouring points: the arrays are changed by up to 2⁻¹⁰. Each
+    point is compared with its own float64 result, with position tables built as ports build them (`tables`). float32 is
+    computed in float32. Half precisions are float32 rounded at every tap, because hardware sums them in float32. The
+    error of float64 follows from float32 by the ratio of their epsilons. `watch` is called with the name of every
+    result; `room` creates the mapping that stores results.
     """
 
     def __init__(
@@ -51,22 +51,24 @@ class Oracle:
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Every result in float64; of those that are not `kept` the shape alone, filled with NaN."""
+        """Return every result in float64; for results that are not `kept`, NaN of the right shape."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
-        """The largest difference from `expected[name]` that rounding in `dtype` explains; where the arrays and what is
-        computed of them are held in different precisions, `dtype` names both, `float32:bfloat16`."""
+        """Return the largest difference from `expected[name]` that rounding in `dtype` explains.
+
+        If the arrays and the results have different precisions, `dtype` names both: `float32:bfloat16`.
+        """
         return budget_of(self.noise(dtype)[name], np.abs(self.expected[name]).max(initial=0.0), dtype)
 
     def noise(self, dtype: str) -> dict[str, float]:
-        """The reference's own largest error in `dtype`, per result."""
+        """Return the reference's own largest error in `dtype`, per result."""
         if dtype not in self._noise:
             self._noise[dtype] = self._measure(dtype)
         return self._noise[dtype]
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """The reference's own error in `dtype` at the `index`-th neighbouring point, elementwise."""
+        """Return the reference's elementwise error in `dtype` at the `index`-th neighbouring point."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -84,7 +86,7 @@ class Oracle:
 
             def compare(name: str, value: np.ndarray, truth: Mapping[str, np.ndarray] = truth) -> None:
                 if name in worst:
-                    worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where one alone is NaN
+                    worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where only one is NaN
 
             self._compute(arrays, dtype, index, compare, truth)
         return worst
@@ -111,8 +113,10 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; every result is received, and goes on as it was rounded. A router
-        makes the `choices` that are given: what another choice would change is no rounding."""
+        """Compute in `dtype` at the `index`-th point; every result is rounded, received, and used further.
+
+        A router makes the given `choices`, because the effect of another choice is not rounding.
+        """
         given, _, computed = dtype.partition(":")
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -128,7 +132,7 @@ class Oracle:
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:
-    """The budget in `dtype` where the reference errs by `noise` and the largest expected value is `scale`."""
+    """Return the budget in `dtype` where the reference errs by `noise` and the largest expected value is `scale`."""
     coarser = max(dtype.split(":"), key=epsilon)
     return RULES[coarser].budget(noise, epsilon(coarser), scale)
 
@@ -142,7 +146,7 @@ def forward_oracle(
     kept: Collection[str] | None = None,
     room: Room = dict,
 ) -> Oracle:
-    """The oracle of a whole forward pass: every tap, or those that are `kept`."""
+    """Return the oracle of a whole forward pass, with every tap or only those in `kept`."""
     tokens: dict[str, Any] = dict(inputs)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -152,11 +156,12 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """The arrays themselves (0), or the `index`-th neighbouring point, still float32 numbers."""
+    """Return the arrays (index 0) or the `index`-th neighbouring point, in float32 numbers."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
 
+    @np.errstate(over="ignore")
     def moved(value: Any) -> Any:
         if isinstance(value, Mapped):
             return value.changed(functools.partial(_moved_in_file, index))
@@ -166,10 +171,12 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Numbers of a matrix in a file, moved as far as others; each by its own bits, so that every block is moved alike
-    whenever it is read."""
+    """Perturb numbers of a matrix in a file by their own bits, so that a block is perturbed equally at every
+    reading."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
-    moved = bits.view(np.int32).astype(np.float32)  # in place from here on: most of reading a matrix is this
+    moved = bits.view(np.int32).astype(
+        np.float32
+    )  # in place from here on, because this takes most of the time of reading a matrix
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block
@@ -177,7 +184,7 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
-    """The oracle of a free function of the reference: the result is called `result`, or `result.0`, `result.1` …"""
+    """Return the oracle of a free function of the reference; its results are `result`, or `result.0`, `result.1` …."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
@@ -190,7 +197,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
 
 def each(results: Any) -> Iterator[tuple[str, Any]]:
-    """The results of a function by the names that `function_oracle` gives them."""
+    """Yield the results of a function under the names that `function_oracle` gives them."""
     if isinstance(results, tuple):
         yield from ((f"result.{index}", value) for index, value in enumerate(results))
     else:

@@ -1,7 +1,7 @@
-"""Probes: weights and inputs that show faults. Freshly initialised weights and short prompts hide most of them.
+"""Probes: weights and inputs that show faults. Freshly initialized weights and short prompts hide most of them.
 
-Weights: attention scores spread by about 2, biases that are not zero, gains spread around one. Inputs: sizes that are
-all different, so that no two axes can be taken for each other; each row says what it is there to catch.
+Weights: attention scores with a spread of about 2, nonzero biases, gains around one. Inputs: sizes that are all
+different, so that no two axes can be confused. Each row is named after the fault that it catches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS, NEIGHBOURS_
 from transparity_conformance.oracle.cases import text_inputs
 from transparity_conformance.oracle.memory import check_memory
 from transparity_conformance.oracle.oracle import Arrays, Oracle, Room, forward_oracle
-from transparity_numpy.masks import target_mask, visible_keys, window_mask
+from transparity_numpy.masks import target_mask, visible_keys
+from transparity_numpy.windows import window_mask
 
 BATCH, SOURCE, TARGET = 8, 9, 7
 
@@ -35,7 +36,7 @@ WEIGHT_SPREAD = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model with weights and inputs, and what it is there to catch."""
+    """A model with weights and inputs, and the faults that it is meant to show."""
 
     case: str
     name: str
@@ -44,7 +45,7 @@ class Probe:
     parameters: Arrays
     inputs: Arrays
     kept: frozenset[str] | None = field(default=None, kw_only=True)
-    """The taps of which the oracle keeps the values; None: all."""
+    """The taps whose values the oracle keeps; None for all."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -53,36 +54,36 @@ class Probe:
 
     @functools.cached_property
     def exact(self) -> Arrays:
-        """The parameters in float64."""
+        """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     @functools.cached_property
     def visible_changes(self) -> dict[tuple[str, str], bool]:
-        """The changes of the configuration that were tried in the reference, and whether they show (`features`)."""
+        """Changes of the configuration that were tried in the reference, and whether they show (`features`)."""
         return {}
 
     def budget(self, dtype: str) -> float:
-        """The largest difference of the logits that rounding explains."""
+        """Return the largest difference of the logits that rounding explains."""
         return self.oracle.budget("logits", dtype)
 
     @property
     def is_large(self) -> bool:
-        """Return whether every forward pass takes long."""
+        """Return whether every forward pass is slow."""
         return is_large(self.parameters)
 
     @property
     def keeps_exact(self) -> bool:
-        """Return whether the parameters in float64 stay in memory."""
+        """Return whether the float64 parameters stay in memory."""
         return not self.is_large
 
     @property
     def room(self) -> Room:
-        """Makes the mapping for activations, which of a large model are on disk."""
+        """Return the factory of the mapping for activations, which is on disk for a large model."""
         return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:
-        """The points at which rounding is measured."""
+        """Return the number of points at which rounding is measured."""
         if self.is_large:
             return 1
         if self.name == "hot":
@@ -91,7 +92,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """The first row of `probe` that has padding, or its first, as a batch of one."""
+    """Return the first row of `probe` that has padding, or else its first row, as a batch of one."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -100,7 +101,7 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """The probe; of a large model, one that keeps what its port shows alone, and tells each layer that it computes."""
+    """Return the probe; for a large model, it keeps only what its port shows and reports each layer's progress."""
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -118,7 +119,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """`probe` with other tokens that share its shape, their sum, the first token of each row, and the first row."""
+    """Return `probe` with other tokens of the same shape, sum, first tokens and first row."""
     inputs = dict(probe.inputs)
     if probe.config.reads_pixels:
         inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
@@ -127,22 +128,29 @@ def twin(probe: Probe) -> Probe:
     for name in probe.config.token_inputs:
         inputs[name] = inputs[name].copy()
         inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
-    return Probe(probe.case, "twin", "the same under a careless key", probe.config, probe.parameters, inputs)
+    return Probe(
+        probe.case, "twin", "other tokens with the same shape and sums", probe.config, probe.parameters, inputs
+    )
 
 
 DECAY_RATE = 0.4
-"""The middle of the rates at which states decay: of a state, a few shares are left after as many tokens as a probe has,
-so that both what is kept and what is forgotten show."""
+"""The middle of the decay rates of states: after as many tokens as a probe has, part of a state remains."""
+
+BIAS_OFFSET = 7.0
+"""What every second draw adds to the correction biases of a router: near 7, bfloat16 keeps steps of 1/32."""
 
 HOT_SPREAD = 40.0
-"""The spread of hot scores: exp of the largest is more than float32 holds (88.7), and of the smallest is 0."""
+"""The spread of hot scores: exp of the largest overflows float32 (88.7), and exp of the smallest is 0."""
 
 
 def probe_parameters(
     config: TransformerConfig, seed: int = 0, embedding: float = 1.0, spread: float = SCORE_SPREAD
 ) -> Arrays:
-    """Weights that show faults, float32; token embeddings and positions have the spread `embedding`, and where that
-    is small no bias drowns them; scores have `spread`."""
+    """Draw float32 weights that show faults.
+
+    Token embeddings and positions have the spread `embedding`; if it is small, biases are small too. Scores have
+    `spread`.
+    """
     random = np.random.default_rng(seed)
     parameters = {}
     for name, shape in parameter_shapes(config).items():
@@ -158,9 +166,10 @@ def probe_parameters(
             if spread > SCORE_SPREAD and name.endswith(("query_norm.weight", "key_norm.weight")):
                 value = _heated(config, value, spread)
         elif name.endswith(("relative_bias.weight", ".sinks")):
-            pass  # added to scores, which spread as much
+            pass  # added to scores, with the same spread
         elif name.endswith(("bias", "running_mean", "router_score_bias")):
             value = WEIGHT_SPREAD * value * (1 if "norm" in name else min(1, embedding))
+            value += BIAS_OFFSET * (seed % 2) * name.endswith("router_score_bias")
         elif name.endswith(("patch_projection.weight", "second_convolution.weight")):
             value = value * embedding / shape[1] ** 0.5
         elif name.endswith("token_embedding.weight"):
@@ -174,14 +183,16 @@ def probe_parameters(
 
 
 def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
-    """The parameters of the part `scope`, under its own names."""
+    """Return the parameters of the part `scope`, under its own names."""
     scope += "."
     return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """For inputs of spread 1, query · key has the spread gain² · √head_dim before the scale: this makes it `spread`
-    behind. A gate and an up projection with a limit reach beyond it."""
+    """Return the gain that gives query · key the spread `spread` after the scale, for inputs of spread 1.
+
+    Gate and up projections with a limit exceed the limit.
+    """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
     if config.gate_limit is not None and name.endswith("down.weight"):
@@ -192,7 +203,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """The gain of a norm of queries or keys, by which alone their size is set, for scores of `spread`."""
+    """Return the gain of a norm of queries or keys that gives scores of `spread`; only this gain sets their size."""
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
@@ -204,14 +215,16 @@ ROWS = (
     "padding inside",
     "one token repeated",
     "all padding in the source",
-    "the first row with its last tokens exchanged",
+    "the first row with its last tokens swapped",
     "padding all but the first token",
 )
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """One row for each of `ROWS`, of which a target has the second and the fourth swapped; a lone stack's `tokens` are
-    as long as `source`. Images are `pixel_inputs`, frames of audio `frame_inputs`."""
+    """Return one row for each of `ROWS`; a target has the second and fourth swapped.
+
+    The `tokens` of a single stack have length `source`. Images are `pixel_inputs`, frames of audio `frame_inputs`.
+    """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, BATCH, seed)}
     random = np.random.default_rng(seed)
@@ -230,7 +243,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         tokens[7, 1:] = pad
         if name != "target":
             tokens[5] = pad
-        if length == 1 and config.is_recurrent:  # transformers takes a lone token for one that was generated
+        if length == 1 and config.is_recurrent:  # transformers treats a single token as a generated one
             tokens[tokens == pad] = tokens[0, 0]
         if config.is_pooled and config.pooling in ("eos", "largest"):  # twice in some rows, in the middle of others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
@@ -240,7 +253,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Random images; of several, the second is the first with rows for columns, and the third of one colour."""
+    """Draw random images; the second is the first with rows and columns swapped, and the third has one colour."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -249,8 +262,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Random spectrograms; of several, the second is the first from its end, and the third is silent behind its first
-    quarter."""
+    """Draw random spectrograms; the second is the first reversed, and the third is silent after its first quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -259,20 +271,20 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """A copy of an input as ports are given it: tokens, masks and types as int64, images and audio as they are."""
+    """Return a copy of an input as ports receive it: tokens, masks and types as int64, images and audio unchanged."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 
 def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> Arrays:
-    """The first tokens of each input; images and audio are whole."""
+    """Return the first tokens of each input; images and audio stay whole."""
     whole = [name for name in config.input_names if name not in config.token_inputs]
     return {name: value if name in whole else value[:, :length] for name, value in inputs.items()}
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """The attention mask and token types, if `config` has them.
+    """Return the attention mask and token types, if `config` has them.
 
-    The mask hides padding and one real token; it shows padding in a row that has it inside.
+    The mask hides padding and one real token; in one row with padding inside, it shows the padding.
     """
     tokens = inputs[config.input_names[0]]
     further = {}
@@ -290,11 +302,11 @@ TEXT_TOKENS = 31
 """The smallest vocabulary that can encode the real text."""
 
 HUGE = 200_000_000
-"""A model with as many parameters is called on one probe alone: every forward pass is felt."""
+"""A model with this many parameters is called only on one probe, because every forward pass is expensive."""
 
 
 LONGEST = 256
-"""A longer `max_length` is not probed: attention weights grow with its square."""
+"""A longer `max_length` is not probed, because attention weights grow with its square."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
@@ -304,7 +316,7 @@ def can_read_text(config: TransformerConfig) -> bool:
 
 
 def _text(config: TransformerConfig, source: int, target: int, rows: int | None = None) -> Arrays:
-    """The first rows of real text with any further inputs; a source of audio is no text."""
+    """Return the first rows of real text with any further inputs; a source of audio is not text."""
     text: Arrays = {name: tokens[:rows] for name, tokens in text_inputs(config, source, target).items()}
     if config.reads_frames:
         text = {"source": frame_inputs(config, len(text["target"]), 9)} | text
@@ -312,23 +324,23 @@ def _text(config: TransformerConfig, source: int, target: int, rows: int | None 
 
 
 def is_large(parameters: Arrays) -> bool:
-    """Return whether a model has so many parameters that it is tried on fewer probes."""
+    """Return whether a model has enough parameters to be tried on fewer probes."""
     return sum(value.size for value in parameters.values()) >= LARGE
 
 
 def is_huge(parameters: Arrays) -> bool:
-    """Return whether a model has so many parameters that it is called on one probe alone."""
+    """Return whether a model has enough parameters to be called only on one probe."""
     return sum(value.size for value in parameters.values()) >= HUGE
 
 
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
-    """The probes of a preset by name."""
+    """Return the probes of a preset by name."""
     return probes_of(preset(case).resized(), case)
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """The probes of any configuration by name; of a large one, those that show most."""
+    """Return the probes of any configuration by name; for a large one, the most telling."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
@@ -337,7 +349,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     made = [
         ("mixed", "every kind of row at once", config, ordinary, mixed),
         *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
-        ("tiny", "activations beside which eps is large", config, probe_parameters(config, 3, 1e-3), mixed),
+        ("tiny", "activations so small that eps matters", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
     if config.angles_depend_on_length:
         short = min(source, *(own.rotary_original_length for own in config.layer_kinds.values()))
@@ -349,8 +361,8 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
             made.append(("longest", "max_length", config, ordinary, mixed_inputs(config, 2, longest, longest)))
         if can_read_text(config):
             text = _text(config, source, target)
-            made.insert(1, ("text", "real text, as people feed it", config, ordinary, text))
-        square, purpose = other_sizes(config)[0], "every weight square: a transposed one fits"
+            made.insert(1, ("text", "real text", config, ordinary, text))
+        square, purpose = other_sizes(config)[0], "square weights, so that transposed ones fit"
         made.append(("square", purpose, square, probe_parameters(square, 5), mixed_inputs(square, 0, source, target)))
     return {
         name: Probe(case, name, purpose, config, parameters, inputs)
@@ -359,9 +371,11 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """The system with every weight square and, for ports that fix the feed-forward's width beside the model's, or that
-    of a head, with these kept."""
-    # the one head of a model with one is no head that others share: its entry comes last
+    """Return the configuration with every weight square.
+
+    For ports that derive the feed-forward's width from the model's, or fix a head's width, variants keep these.
+    """
+    # a single head is not shared by others: its entry comes last
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
@@ -383,7 +397,8 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """The same probe in the sizes of `other_sizes(config)` that are not its own or the model's, on the same tokens."""
+    """Yield the same probe in each of `other_sizes(config)` that differs from its own and the model's, on the same
+    tokens."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)
@@ -391,8 +406,8 @@ def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
 
 
 def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:
-    """A line for each probe that a configuration does not have, with the reason."""
-    longest = f"max_length is {config.max_length}; of long calls the logits are compared"
+    """Return a line with the reason for each probe that a configuration does not have."""
+    longest = f"max_length is {config.max_length}; long calls compare only the logits"
     reasons = {
         "text": "the model is large" if "square" not in made else f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
         "hot": f"scores above 100 leave too few digits in {dtype}" if dtype in HALF else "the model is large",
@@ -404,14 +419,14 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""Tokens of text that real weights are tried on: what windows, angles and distances do shows late."""
+"""The number of text tokens for real weights; the effects of windows, angles and distances show late."""
 
 ROWS_OF_A_LARGE_ONE = 2
-"""Rows of text that a large model is tried on."""
+"""The number of text rows for a large model."""
 
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
-    """The probes of given parameters, such as a checkpoint's, by name."""
+    """Return the probes of given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
     if is_huge(parameters):
@@ -419,15 +434,18 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     if can_read_text(config):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
-        made.append(("text", "real text, as people feed it", text))
+        made.append(("text", "real text", text))
     if not config.reads_pixels:
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
     return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Tokens (batch, length) of the decoder that see something in every layer. One that sees only padding weighs all
-    keys alike, so it depends on their number: the full pass counts later keys, which a cache does not have."""
+    """Return which tokens (batch, length) of the decoder see something in every layer.
+
+    A token that sees only padding weights all keys equally, so it depends on their number. The full pass counts later
+    keys, which a cache does not have.
+    """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)

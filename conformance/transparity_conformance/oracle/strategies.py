@@ -1,4 +1,4 @@
-"""Whole configurations, weights and inputs, drawn from the space of fields; a new field is drawn by its definition."""
+"""Draw whole configurations, weights and inputs from the space of fields; a new field is drawn by its definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""Fields that a drawn forward pass would not read or could not tell, with the claim that holds each."""
+"""Fields that a drawn forward pass does not read or cannot show, with the claim that checks each."""
 
 SIZES = {
     "max_length": st.integers(1, 5),
@@ -57,20 +57,20 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""Fields that other values of other fields do not allow: there they have their defaults."""
+"""Fields that only some values of other fields allow; otherwise they keep their defaults."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
-"""Fields that are drawn after those in which layers differ."""
+"""Fields drawn after the fields in which layers may differ."""
 
 OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
-"""Fields that are drawn after the number of angles."""
+"""Fields drawn after the number of angles."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
-"""Fields that are drawn together with `projection`."""
+"""Fields drawn together with `projection`."""
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Any value of a field, the first being the simplest: of a choice all, of a number those in its definition."""
+    """Draw any value of a field, simplest first: any choice, or any number in its definition."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)
@@ -84,7 +84,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Any configuration that is possible, small; what it shrinks to has one head, one feature a head and no layers."""
+    """Draw any possible small configuration; it shrinks to one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1
@@ -118,7 +118,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 @st.composite
 def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """A factor for each angle, of short and of long sequences."""
+    """Draw a factor for each angle, for short and for long sequences."""
     head_dim = given.get("attention_head_dim") or given["embed_dim"] // given["num_heads"]
     count = (given.get("rotary_dim") or head_dim) // 2
     factors = st.lists(st.sampled_from((1.0, 1.5, 4.0)), min_size=count, max_size=count)
@@ -127,7 +127,7 @@ def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Layers that are alike, or two kinds of them in turn, of which one differs in windows and positions."""
+    """Draw layers that are alike, or two alternating kinds that differ in windows and positions."""
     if not draw(st.booleans()):
         return {}
     tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}
@@ -145,7 +145,7 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
-    """Projection and heads: shared heads, and heads of any width, unless one map serves them all."""
+    """Draw the projection and heads: shared heads and any head width, unless one map serves all heads."""
     projection = draw(choice("projection"))
     if projection == "shared-per-head":
         return {"projection": projection}
@@ -156,7 +156,7 @@ def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[TransformerConfig, int, Arrays]:
-    """A configuration, the seed of its weights, and inputs that fit it."""
+    """Draw a configuration, the seed of its weights, and inputs that fit it."""
     config = draw(configs())
     batch = draw(st.integers(1, 3))
     inputs = {}

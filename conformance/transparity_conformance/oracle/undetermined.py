@@ -1,9 +1,9 @@
-"""Positions that depend on a convention, what a query returns that sees no key at all, or on a near-tie of a router.
+"""Positions that depend on a convention (the result of a query that sees no key), or on a router's near-tie.
 
-Ours weighs all keys alike, fused kernels return zeros, an additive mask leaves the scores. Where masked keys weigh
-exactly nothing, no document decides between them, so such positions are judged apart from all others. Which positions
-these are is measured: two other conventions are put into the reference, and every position that changes depends on it.
-So is what depends on a near-tie (`oracle.near_ties`).
+The reference weights all keys equally, fused kernels return zeros, and an additive mask leaves the scores. Where masked
+keys weigh exactly nothing, no document decides between these, so such positions are judged separately. To find them,
+two other conventions are put into the reference; every position that changes depends on the convention. Near-ties are
+found in the same way (`oracle.near_ties`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from transparity_conformance.oracle.near_ties import dependent, has_router
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_numpy.masks import padding_mask, visible_keys, window_mask
+from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.transformer import transformer
+from transparity_numpy.windows import window_mask
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""From the weights to those of the rows that see no key."""
+"""Maps the weights to the weights of rows that see no key."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 
@@ -34,21 +35,23 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """By tap, True where a value depends on the convention, or on a choice of experts that rounding in `dtype` may
-    turn; taps without such a position are left out."""
+    """Return, by tap, True where a value depends on the convention or on a router's near-tie in `dtype`.
+
+    Taps without such a position are left out.
+    """
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
     return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """By tap, True where a value depends on the convention."""
+    """Return, by tap, True where a value depends on the convention."""
     if probe not in _MEASURED:
         _MEASURED[probe] = _measure(probe) if probe.config.mask_is_exact else {}
     return _MEASURED[probe]
 
 
 def tied_positions(probe: Probe, dtype: str) -> Arrays:
-    """By tap, True where a value depends on a choice of experts that rounding in `dtype` may turn."""
+    """Return, by tap, True where a value depends on a choice of experts that rounding in `dtype` may change."""
     if not has_router(probe.config):
         return {}
     measured = _TIED.setdefault(probe, {})
@@ -68,11 +71,11 @@ def judged(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> np.ndarray:
-    """Return `actual` with ours in place of every finite value that depends on the convention or on a near-tie.
+    """Return `actual`, with every finite value that depends on the convention or on a near-tie replaced by `ours`.
 
     Args:
-        shown: the taps from which ours was computed. Where those of every router's logits are among them, the port's
-            own scores tell a near-tie from a wrong choice.
+        shown: the taps from which `ours` was computed. If they include every router's logits, the port's
+            own scores distinguish a near-tie from a wrong choice.
     """
     free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:
@@ -88,7 +91,7 @@ def judged_gap(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> float:
-    """The largest difference where no convention and no near-tie decides."""
+    """Return the largest difference where neither the convention nor a near-tie decides."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 
@@ -114,7 +117,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """The rows in which a query sees no key, in any layer, as bools (rows,): the inputs alone tell."""
+    """Return the rows (rows,) in which a query of any layer sees no key; only the inputs determine them."""
     rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
@@ -127,7 +130,7 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, convention: Convention) -> Arrays:
-    """By tap, True where `convention` changes more than float64 rounds; empty if every row sees some key."""
+    """Return, by tap, True where `convention` changes more than float64 rounding; empty if every row sees some key."""
     apart, is_used = Arrays(), False
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -136,7 +139,7 @@ def _changed(probe: Probe, convention: Convention) -> Arrays:
             blind = ~np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
             is_used = is_used or bool(blind.any())
             value = np.where(blind, convention(value), value)
-        if is_used and (probe.kept is None or name in probe.kept):  # before that nothing has changed
+        if is_used and (probe.kept is None or name in probe.kept):  # before that, nothing has changed
             apart[name] = _apart(probe, name, value)
         return value
 
@@ -151,7 +154,7 @@ def _apart(probe: Probe, tap: str, value: np.ndarray) -> np.ndarray:
     apart = np.abs(value - oracle.expected[tap]) > oracle.budget(tap, "float64")
     if tap.endswith((".scores", ".weights")):
         return apart
-    # a unit may be zero by chance under both conventions: a position depends on it as a whole
+    # a unit may be zero by chance under both conventions, so the position depends as a whole
     return np.broadcast_to(apart.any(-1, keepdims=True), apart.shape)
 
 
@@ -178,13 +181,13 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """The configuration as the layer of a tap sees it; of a tap outside of the layers, the whole model's."""
+    """Return the configuration of a tap's layer; outside the layers, the whole model's."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """The name of the input that an attention attends to, or that is embedded."""
+    """Return the name of the input that an attention attends to, or that is embedded."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -193,7 +196,7 @@ def keys_name(config: TransformerConfig, site: str) -> str:
 
 
 def is_causal(site: str) -> bool:
-    """Whether an attention sees no later key."""
+    """Return whether an attention sees no later key."""
     scope, sublayer, _ = split(site)
     return scope.startswith("decoder") and sublayer != "cross_attention"
 
@@ -204,7 +207,8 @@ def given_mask(config: TransformerConfig, site: str) -> bool:
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
-    """The mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given mask."""
+    """Return the mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given
+    mask."""
     if state.config.reads_pixels:
         return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
     given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
@@ -212,7 +216,7 @@ def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
 
 
 def length_at(state: Call, site: str) -> int:
-    """The number of positions that an attention attends to, or that are embedded."""
+    """Return the number of positions that an attention attends to, or that are embedded."""
     return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
 
 
@@ -234,8 +238,11 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """The mask, in which `settings` may change `past`, `padding`, `window` and `window_kind`, each by a function of
-        these parts, where the first of the chunks begins, whether it `masks_padding`, and whether all is `inverted`."""
+        """Return the mask with some `settings` changed.
+
+        Functions of these parts may replace `past`, `padding`, `window` and `window_kind`. The others are `begin`, the
+        start of the first chunk, `masks_padding` and `inverted`.
+        """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):
             mask = mask & settings.get("padding", lambda parts: parts.padding)(self)

@@ -3,22 +3,24 @@
 | index | tables of positions | sums over the keys | recurrences | Adam's correction |
 |---|---|---|---|---|
 | even | in float32, by formulas in turn (`FORMULAS`) | in sequence if they are many | in chunks | in float32 |
-| odd | the same | as the reference takes them: pairwise, in blocks | step by step | in Python's numbers |
+| odd | the same | as the reference sums: pairwise, in blocks | step by step | in Python's numbers |
 
-The point itself (0) is in sequence: numbers that are moved to a neighbouring point are no longer alike, so that their
-roundings cancel, which those of equal weights do not. Each variant is right, and errs in its own way; what it errs by
-belongs to the noise:
+Point 0 sums in sequence, because equal weights round alike there; at a neighbouring point, moved numbers differ and
+their rounding cancels. Each variant is right and errs in its own way; its error is part of the noise.
 
-- The reference computes angles in float64, so that the oracle is exact. Most programs compute them in float32, where an
-  angle at position p is off by some ulps of p.
-- NumPy sums pairwise and BLAS in blocks, so the reference's own error hardly grows with the number of keys. A port that
-  keeps a running total and a running context, as an online softmax does (Milakov and Gimelshein 2018; Dao et al. 2022),
-  rounds at every key. Where many keys weigh alike, as padding does under a mask that hides little, these roundings go
-  one way: at 1,025 keys of the walkthrough it errs by 33 times as much.
-- How much of a state is left between two positions of a chunk is taken from the difference of two sums, each from the
-  chunk's begin: where much decays, the sums are large, and their rounding is many times that of the steps.
-- 1 − βᵗ is the difference of two numbers near 1: with β of 0.999, float32 (Optax) errs by 1e-5 of it at the first step,
-  and a learned parameter by half of that times the learning rate. PyTorch and the reference take Python's numbers.
+Tables: the reference computes angles in float64, so that the oracle is exact. Most programs use float32, where an angle
+at position p is off by some ulps of p.
+
+Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A port with
+a running total and context rounds at every key, as an online softmax does (Milakov and Gimelshein 2018; Dao et al.
+2022). If many keys have equal weights, as padding under a mask that hides little, these roundings add up. At 1,025 keys
+of the walkthrough, the error is 33 times as large.
+
+Recurrences: the decay between two positions of a chunk comes from the difference of two sums since the chunk's start.
+With strong decay the sums are large, and their rounding is many times the rounding of single steps.
+
+Adam: 1 − βᵗ is the difference of two numbers near 1. With β of 0.999, float32 (Optax) errs by 1e-5 of it at the first
+step. A learned parameter errs by half of that times the learning rate. PyTorch and the reference use Python's numbers.
 """
 
 from __future__ import annotations
@@ -46,26 +48,29 @@ FORMULAS: tuple[Formula, ...] = (
     lambda base, shares: 1 / base**shares,  # Llama, GPT-NeoX, transformers
     lambda base, shares: base**-shares,  # RoFormer, x-transformers
 )
-"""From the base and 2 i / features in float32 to frequencies."""
+"""Maps the base and 2 i / features, in float32, to frequencies."""
 
 IN_SEQUENCE = 0
-"""The variant whose sums are taken in sequence, with the first formula."""
+"""The variant with sequential sums and the first formula."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The variants whose sums are taken as the reference takes them, one for each formula."""
+"""The variants that sum as the reference does, one for each formula."""
 
 PAIRWISE = 128
-"""NumPy adds up to so many numbers in eight running totals, and splits longer sums (`pairwise_sum`). Up to here the
-order makes little difference: at 129 keys of the walkthrough an online softmax uses 0.7 of the reference's budget."""
+"""NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`).
+
+Up to here the order makes little difference: at 129 keys of the walkthrough, an online softmax uses 0.7 of the
+reference's budget.
+"""
 
 CHUNK = 64
-"""The positions of a chunk, in transformers and in flash-linear-attention."""
+"""The positions per chunk in transformers and in flash-linear-attention."""
 
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
-    """Within the context, the reference computes as the variant of that index."""
-    # The specification has no switches for these; they are measured here only.
+    """Make the reference compute as the variant of that index within the context."""
+    # The specification has no switches for these; they are used only here.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:
         for name, function in replaced.items():
@@ -74,13 +79,13 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """The frequencies (features / 2) in float32, by one of the formulas; the base would be that of feature `steps`."""
+    """Return the frequencies (features / 2) in float32, by one of the formulas; feature `steps` would have 1 / base."""
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
 def farthest_formula(config: TransformerConfig) -> int:
-    """The formula whose frequencies are farthest from exact ones, and so its angles; 0 without such tables."""
+    """Return the formula whose frequencies, and so angles, are farthest from exact; 0 without such tables."""
     if not config.has_tables:
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
@@ -90,7 +95,7 @@ def farthest_formula(config: TransformerConfig) -> int:
 
 
 def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
-    """The reference's builders of tables, in float32 by the formula of that index, by their names."""
+    """Return float32 replacements, by name, for the reference's builders of tables, by the formula of that index."""
 
     def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
@@ -114,7 +119,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Softmax over the last axis whose total is a running one; `sum` would take it pairwise."""
+    """Return the softmax over the last axis with a sequential total; `sum` would be pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -122,7 +127,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """weights · value, one key added after the other."""
+    """Return weights · value, adding one key after another."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]
@@ -142,7 +147,7 @@ def attention(
     sinks: Inexact[Array, " heads"] | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
-    """The reference's `attention`, in sequence where there are more keys than `PAIRWISE`"""
+    """Compute the reference's `attention`, with sequential sums if there are more keys than `PAIRWISE`."""
     if key.shape[2] <= PAIRWISE:
         named: dict[str, Any] = {"scale": scale, "masked_score": masked_score, "softcap": softcap}
         return in_blocks(query, key, value, mask, bias=bias, sinks=sinks, tap=tap, **named)
@@ -164,8 +169,10 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """The reference's `gated_delta_rule`, by chunks (Yang et al. 2025, §3.3): the changes that the tokens of one make
-    solve a triangular system."""
+    """Compute the reference's `gated_delta_rule` by chunks (Yang et al. 2025, §3.3).
+
+    The changes that the tokens of a chunk make solve a triangular system.
+    """
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
         system = np.tril(strength * k @ k.swapaxes(-1, -2) * between, -1) + np.eye(k.shape[2], dtype=k.dtype)
@@ -184,12 +191,12 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """The reference's `state_space_rule`, by chunks (Dao and Gu 2024, §6)."""
+    """Return the output of each query and the final state, for a rule whose tokens `change` their chunk's state."""
     return _by_chunks(lambda k, v, strength, *_: strength * v, query, key, value, log_decay, step, state)
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """What each query reads and the last state, of a rule whose tokens `change` the state of their chunk."""
+    """Return the output of each query and the final state, for a rule whose tokens `change` their chunk's state."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
@@ -204,14 +211,14 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
 def _decays(
     log_decay: Inexact[Array, "batch heads length"],
 ) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
-    """The shares of the state that stay from each position of a chunk to each later one, and from its begin."""
+    """Return the remaining shares of the state between all positions of a chunk, and from its start."""
     since = np.cumsum(log_decay, axis=-1)
     between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
     return between, np.exp(since)[..., None]
 
 
 def weight_so_far(beta: float, step: int) -> float:
-    """The reference's 1 − betaᵗ, in float32."""
+    """Return the reference's 1 − betaᵗ, in float32."""
     return float(np.float32(1) - np.float32(beta) ** np.float32(step))
 
 

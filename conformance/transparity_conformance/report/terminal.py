@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,11 @@ PATIENCE = 2.0
 
 
 def print_text(text: RenderableType) -> None:
-    """Print to standard output, without markup or highlighting."""
-    Console(highlight=False, markup=False).print(text, crop=False)  # a line that is not to be wrapped is printed whole
+    """Print to standard output, without markup, highlighting or spaces at the ends of lines."""
+    console = Console(highlight=False, markup=False)
+    with console.capture() as written:
+        console.print(text, crop=False)  # a line that is not to be wrapped is printed whole
+    console.file.write(re.sub(r"(?m) +$", "", written.get()))
 
 
 def print_line(line: str, indent: int = 0) -> None:

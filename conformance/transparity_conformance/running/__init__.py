@@ -1,1 +1,1 @@
-"""Run a port: in process, supervised, by its loader or by its usual runtime."""
+"""Run a port: in this process or another, supervised, by its loader or by its usual runtime."""

@@ -29,9 +29,9 @@ from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """The forward pass of a model with our names of its inputs, and its own names of these.
+    """Return the forward pass of a model with the reference's input names, and the model's names of these inputs.
 
-    Its answer is the array of logits, or of hidden states.
+    Its answer is the array of logits or hidden states.
     """
     takes = takes_of(model)
     names = input_names(takes)
@@ -48,7 +48,7 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
 def called_by_its_names(model: Any) -> Callable[..., Any]:
     """Return `forward(**inputs)` of a model that takes inputs by its own names, with the signature of the model.
 
-    The first input may have another name in the model. The answer is the array of logits, or of hidden states.
+    The first input may have another name in the model. The answer is the array of logits or hidden states.
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
@@ -68,13 +68,13 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     def forward(**inputs: np.ndarray) -> Any:
         return called(lambda named: answer_in(whole(**named)), **inputs)
 
-    forward.__signature__ = takes  # type: ignore[attr-defined] # the checker gives only what the model takes
+    forward.__signature__ = takes  # type: ignore[attr-defined] # the checker passes only what the model takes
     add_ways(forward, model, called)
     return forward
 
 
 def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs by the names of a signature; raises `PortError` for one that it does not take."""
+    """Return the inputs by the names of a signature; raise `PortError` for an input that it does not take."""
     parameters = {} if takes is None else dict(takes.parameters)
     if takes is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(inputs)
@@ -86,7 +86,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
 
 
 def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
-    """Fill the tensors of a PyTorch module, and return whether names and shapes are equal; else it stays as it is."""
+    """Fill the tensors of a PyTorch module if names and shapes are equal; return whether they are."""
     if not is_instance(model, "torch.nn", "Module"):
         return False
     import torch
@@ -99,7 +99,7 @@ def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def add_tensors(forward: Any, model: Any) -> None:
-    """Add methods to a forward pass, which read and write the tensors of its model by name."""
+    """Add methods to a forward pass that read and write the tensors of its model by name."""
     held = tensors_inside(model)
 
     def assign(values: Mapping[str, np.ndarray]) -> None:
@@ -110,19 +110,19 @@ def add_tensors(forward: Any, model: Any) -> None:
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass of what `load(folder)` returned."""
+    """Return the forward pass of the result of `load(folder)`."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
     return called(model, config)
 
 
 def called(model: Any, config: TransformerConfig, framework: str | None = None) -> Callable[..., Any]:
-    """The forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
+    """Return the forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
 
     Args:
         model: a module, or a function of token ids.
         config: the configuration, which names the inputs.
-        framework: the framework of its arrays; None: it is told by the model.
+        framework: the framework of its arrays; None to detect it from the model.
     """
     if (kind := kind_of(model)) is not None:
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
@@ -137,6 +137,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
 
     def with_graph(**inputs: np.ndarray) -> Any:
         args, named = arguments(add_mask(inputs, config), config, names)
+        if may_have_no_mask(inputs, named, config, takes):
+            del named["attention_mask"]
         return whole(*map(array, args), **{name: array(value) for name, value in named.items()})
 
     def forward(**inputs: np.ndarray) -> Any:
@@ -149,6 +151,20 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
 
     _add_methods(forward, model, array, without_gradients)
     return forward
+
+
+def may_have_no_mask(
+    inputs: Mapping[str, np.ndarray],
+    named: Mapping[str, np.ndarray],
+    config: TransformerConfig,
+    takes: inspect.Signature | None,
+) -> bool:
+    """Return whether a call is made without its mask: every third length whose mask hides nothing, and no padding."""
+    mask = named.get("attention_mask")
+    if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
+        return False
+    is_padded = any((inputs[name] == config.pad_id).any() for name in config.token_inputs)
+    return takes is not None and takes.parameters["attention_mask"].default is None and not is_padded
 
 
 def _add_methods(
@@ -174,15 +190,18 @@ def _add_methods(
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether a model has this method of a port, told by the names of its first two arguments; another one of
-    its name is the model's own, as `generate` of transformers is."""
+    """Return whether a model has this method of a port, judged by the names of its first two arguments.
+
+    Other methods of this name, such as `generate` of transformers, have another interface.
+    """
     name = method.__name__
     takes = signature_of(getattr(model, name)) if has_method(model, name) else None
     return takes is not None and list(takes.parameters)[:2] == list(inspect.signature(method).parameters)[:2]
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """The number of arguments that a function needs by position: 1 for a loader, 2 for a `build`; None if unknown."""
+    """Return the number of positional arguments that a function needs: 1 for a loader, 2 for a `build`; None if
+    unknown."""
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,7 +1,7 @@
-"""Gradients of a model of PyTorch or Flax that `load(folder)` returned, by our names: its own code is differentiated.
+"""Gradients of a PyTorch or Flax model that `load(folder)` returned, by the reference's names; its own code is used.
 
-A parameter of the model is identified by its name in the folder, or by its numbers: every row of a tensor is searched
-for among the rows and the columns of all parameters, so that transposed, fused and permuted ones are found, too.
+A parameter of the model is identified by its name in the folder, or by its numbers. Every row of a tensor is searched
+among the rows and columns of all parameters, which also finds transposed, fused and permuted ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from transparity_conformance.running.inputs import answer_in, is_instance
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters by its own names, and the gradients of those that have one; without a graph neither."""
+"""The model's parameters by name, and the gradients that exist; without a graph, both are missing."""
 
 
 def ignored(config: TransformerConfig) -> int:
-    """The target that counts for nothing."""
+    """Return the target that the loss ignores."""
     return -100 if config.pad_id is None else config.pad_id
 
 
@@ -41,7 +41,7 @@ def in_pytorch(
     targets: np.ndarray,
     tokens: Inputs,
 ) -> Differentiated:
-    """Differentiate with `torch.autograd`; a parameter that nothing came of has a gradient of zeros."""
+    """Differentiate with `torch.autograd`; an unused parameter has a gradient of zeros."""
     import torch
 
     with torch.enable_grad():
@@ -63,8 +63,10 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`; `called`: the forward pass, with a graph, of
-    a module like the given one."""
+    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
+
+    `called` returns the forward pass, with a graph, of a module like the given one.
+    """
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -87,11 +89,11 @@ def in_flax(
 
 
 ROWS_COMPARED = 16
-"""Rows by which most tensors are told apart."""
+"""Rows that suffice to distinguish most tensors."""
 
-NO_GRAPH = "the answer of the model cannot be differentiated, as one that is computed without gradients"
+NO_GRAPH = "the model's answer cannot be differentiated, because it was computed without gradients"
 FROZEN = "the model's parameter needs no gradient"
-UNKNOWN = "no parameter of the model has its name in the folder, or its numbers"
+UNKNOWN = "no parameter of the model has its name in the folder or its numbers"
 
 
 def offer_gradients(
@@ -101,8 +103,10 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """The forward pass with `loss_and_gradients`, if a module of PyTorch computes it, or it is one of Flax, and has
-    logits. A module like it is `called` as it is."""
+    """Add `loss_and_gradients` to a forward pass with logits that a PyTorch or Flax module computes.
+
+    `called` returns the forward pass of a similar module.
+    """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
         return forward
@@ -126,15 +130,15 @@ def _differentiation(
     if is_instance(model, "flax.nnx", "Module"):
         return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
     module = call_port(module_in, model)
-    # its graph, and not `forward`: a function that holds itself outlives its last use
+    # the graph, and not `forward`: a function that refers to itself outlives its last use
     return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 
 
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """The gradients of the module's parameters, which are at `places`, converted as the tensors of its folder are; and
-    the reasons for which others are not known."""
+    """Return the gradients of the module's parameters, converted like the tensors of its folder, and why others are
+    unknown."""
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
     taken = located(tensors, places)
@@ -152,7 +156,7 @@ def _by_our_names(
 
 
 def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """How to take each tensor from the parameters of a module, found by its name or by its numbers."""
+    """Return how to take each tensor from the parameters of a module, matched by name or by numbers."""
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}
@@ -160,8 +164,10 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """The tensors that are parameters of the module under their own names, with or without a prefix; and beside each
-    any parameter of another name that has the same numbers, for its gradient is a part of that of both."""
+    """Return the tensors that are parameters under their own names, with or without a prefix.
+
+    Parameters of other names with the same numbers are included, because the gradients of both add up.
+    """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
         alike = [name for name in places if f".{name}".endswith(f".{theirs}") or f".{theirs}".endswith(f".{name}")]
@@ -176,7 +182,7 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two matrices are equal; a few rows tell that most are not."""
+    """Return whether two matrices are equal; comparing a few rows first excludes most."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
 
@@ -187,33 +193,33 @@ def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.n
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """A tensor in terms of those of the other model."""
+    """A tensor as a function of the other model's tensors."""
 
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    """Take it from tensors like those."""
+    """Takes it from such tensors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The rows, or the columns, of a tensor seen as a matrix; a vector is one row."""
+    """The rows or columns of a tensor as a matrix; a vector is one row."""
 
     name: str
     matrix: tuple[int, int]
     is_columns: bool
     hashes: np.ndarray
-    """One number for each line, equal for equal ones."""
+    """One number per line; equal lines have equal numbers."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """The lines of a tensor of its shape: (lines, numbers)."""
+        """Return the lines of a tensor of its shape: (lines, numbers)."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 
 
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
-    """How to take each `wanted` tensor from tensors like those `given`, if they have all its numbers in one place.
+    """Return how to take each `wanted` tensor from tensors like `given`, if these contain all its numbers.
 
-    A tensor is found as a whole, or line by line if none of its lines is in two places.
+    A tensor is found as a whole, or line by line if each line occurs in only one place.
     """
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
@@ -259,9 +265,9 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Its lines in all matrices that it is: one of three axes (embed, heads, head_dim) is two.
+    """Return a tensor's lines in all its matrix forms; one with three axes (embed, heads, head_dim) has two.
 
-    One of several axes with as many numbers as a wanted vector may be that.
+    A tensor with as many numbers as a wanted vector may be that vector.
     """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
@@ -280,10 +286,10 @@ def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[in
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """One number for each row (rows, numbers), the same for equal ones in any memory order."""
+    """Return one number for each row (rows, numbers), equal for equal rows in any memory order."""
     factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
     for begin in range(0, len(rows), size):
-        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # of −0, too
+        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # −0 becomes 0
         found[begin : begin + size] = (some.view(np.uint32).astype(np.uint64) * factors).sum(1)
     return found

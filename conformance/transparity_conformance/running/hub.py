@@ -1,7 +1,7 @@
-"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`, and that of transformers.
+"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`; and the loader of transformers.
 
-A folder as a hub keeps it (config.json, model.safetensors) is written for every model that is checked, the loader reads
-it, and the model is called with token ids in the arrays of its own framework. Nothing in the port is adapted.
+For every checked model, a folder in the hub's format (config.json, model.safetensors) is written. The loader reads it,
+and the model is called with token ids in its own framework's arrays. The port is not changed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from transparity_conformance.running.loading import Limits, LoadError
 
 
 class HubBuild:
-    """`build(config, parameters)` for a port's `load(folder)`; it takes what else `load` takes, by name.
+    """`build(config, parameters)` for a port's `load(folder)`; further arguments of `load` are passed by name.
 
-    Parameters may be the folder that has them, which is loaded as it is.
+    If `parameters` is a folder, that folder is loaded unchanged.
 
     Args:
         load: reads a folder with config.json and model.safetensors, and returns a model.
         model_type: the family of the folders that are written.
-        root: the folder that they are written into; each is removed with its model, and `root` by the caller.
-        edit: a change of every folder before it is loaded.
+        root: the folder to write them into; each is removed with its model, and `root` by the caller.
+        edit: a change to every folder before it is loaded.
     """
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
@@ -52,7 +52,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """The same loader of folders with a change."""
+        """Return the same loader for changed folders."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -95,11 +95,11 @@ def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]
 
 
 _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
-"""What a loader says of folders in which no tensor is missing."""
+"""Messages of a loader about folders in which no tensor is missing."""
 
 
 class Messages:
-    """Everything that was said."""
+    """All recorded messages."""
 
     def __init__(self) -> None:
         self.written = io.StringIO()
@@ -107,14 +107,16 @@ class Messages:
         self.warnings: list[Any] = []
 
     def lines(self) -> list[str]:
-        """Every line."""
+        """Return every line."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """The first line that has the name of a tensor, whole, without the prefix of a model with a head, or with other
-        words between the number of its layer and its last two parts, as a loader has that renames what it reads. Else
-        the first that is not `usual` and has the number of the layer and the last part."""
+        """Return the first line about a tensor.
+
+        The name may lack the prefix of a model with a head, or differ between layer number and last two parts.
+        Otherwise, return the first line that is not `usual` and contains the layer number and the last part.
+        """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
         lines += [line for line in self.lines() if renamed is not None and renamed.search(line) and line not in usual]
@@ -138,13 +140,13 @@ def _renamed(name: str) -> re.Pattern[str] | None:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - the arguments of a port may not fit its message
+    except Exception:  # noqa: BLE001 - the arguments of a port's message may not fit it
         return str(record.msg)
 
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record what is printed, warned of and logged within the context, in place of showing it."""
+    """Record everything that is printed, warned or logged within the context, instead of showing it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
@@ -166,9 +168,9 @@ def recorded_messages() -> Iterator[Messages]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of Python, NumPy and PyTorch, as far as they are imported, and put them back."""
+    """Seed the random numbers of Python, NumPy and PyTorch, if imported, and restore them afterwards."""
     torch = sys.modules.get("torch")
-    legacy: Any = np.random  # a port draws from NumPy's global generator, if from any
+    legacy: Any = np.random  # a port that draws from a global generator of NumPy uses the legacy one
     kept = random.getstate(), legacy.get_state(), None if torch is None else torch.random.get_rng_state()
     random.seed(seed)
     legacy.seed(seed)
@@ -184,7 +186,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class HubModel:
-    """A hub's folder with config.json and safetensors, run by transformers."""
+    """A hub folder with config.json and safetensors, run by transformers."""
 
     limits = Limits()
 
@@ -194,7 +196,7 @@ class HubModel:
     def __call__(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, dtype: str = "float32"
     ) -> Callable[..., Any]:
-        """The forward pass of the model in `dtype`."""
+        """Return the forward pass of the model in `dtype`."""
         import torch
         import transformers
 
@@ -211,7 +213,7 @@ class HubModel:
 
 
 def load(path: Path) -> HubModel:
-    """Open a folder: its config.json is read, and its weights once it is built."""
+    """Open a folder; its weights are read when the model is built."""
     import transformers
 
     read_fields(path)
@@ -221,7 +223,7 @@ def load(path: Path) -> HubModel:
 
 
 def _class_of(config: TransformerConfig) -> Any:
-    """The class of transformers for what the model answers with."""
+    """Return the transformers class for the model's head."""
     import transformers as of
 
     if config.head != "logits":

@@ -1,4 +1,4 @@
-"""Inputs of a model as its caller gives them: names, arrays of its framework, the mask, and settings beside tokens."""
+"""Inputs of a model as its caller passes them: names, arrays of its framework, the mask, and further settings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NAMES = {
     "attention_mask": ("attention_mask",),
     "token_types": ("token_type_ids", "token_types"),
 }
-"""The names under which a model may take each input of ours."""
+"""The names under which a model may take each input of the reference."""
 
 
 def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
-    """The inputs and, where padding is masked by its token, the mask that a tokenizer would give with them."""
+    """Return the inputs and, where padding is masked by its token, the mask that a tokenizer would add."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs
     if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
@@ -45,7 +45,8 @@ def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dic
 def arguments(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """The inputs for a function with the parameters `names`: token ids by name or in order, the others by name."""
+    """Return the arguments of a function with the parameters `names`: token ids by name or position, the others by
+    name."""
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
     args = [] if by_name else [inputs[ours] for ours in config.input_names]
@@ -54,10 +55,10 @@ def arguments(
 
 
 def framework_of(model: Any) -> str:
-    """`torch`, `jax`, `mlx` or `numpy`: the framework whose arrays a model takes.
+    """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
 
-    A module of PyTorch, nnx, Equinox or MLX tells by itself; of any other callable, what its function holds and then
-    the names of its file tell, the first of torch (transformers), jax (flax, equinox) and mlx. Else it is NumPy.
+    A module of PyTorch, nnx, Equinox or MLX determines it. Otherwise, the objects that a function refers to, then the
+    names in its file, are searched for torch (transformers), jax (flax, equinox) and mlx. The default is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"
@@ -79,17 +80,18 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""The framework of the arrays that a file with this package uses."""
+"""The framework whose arrays a file with this package uses."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
-    """Return whether `model` is an instance of a framework's class, which is not imported for it."""
+    """Return whether `model` is an instance of a framework's class; the framework is not imported for this."""
     kind = getattr(sys.modules.get(package), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """The packages of what a function (a method, or the class of an object) holds, and of the names of its file."""
+    """Yield the packages of the objects that a function (a method, or an object's class) refers to, and of its
+    file's names."""
     while isinstance(model, functools.partial):
         model = model.func
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
@@ -104,7 +106,7 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """The conversion of token ids, or pixels, for a framework, and the context of a call without gradients."""
+    """Return the conversion of token ids or pixels for a framework, and the context of a call without gradients."""
     if framework == "torch":
         import torch
 
@@ -133,14 +135,14 @@ SETTINGS: dict[str, Any] = {
     "inference": True,
     "start_pos": 0,
 }
-"""Arguments without a default that say that nothing is trained, or that no tokens came before."""
+"""Arguments without a default that disable training, or mean that no tokens came before."""
 
 TARGETS = "targets"
-"""The argument of nanoGPT and its like, which without it return the logits of the last position alone."""
+"""An argument of models like nanoGPT, which without it return only the logits of the last position."""
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
-    """The arguments of a forward pass that have no default and are no tokens, with their values."""
+    """Return the arguments of a forward pass that have no default and are no tokens, with their values."""
     parameters = {} if takes is None else dict(takes.parameters)
     needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
     return {name: SETTINGS[name] for name in needed if name in SETTINGS}
@@ -152,12 +154,12 @@ def completed(
     array: Callable[[np.ndarray], Any],
     without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """The forward pass with its settings and, if it returns the last position alone without targets, with these.
+    """Return the forward pass with its settings and, if it otherwise returns only the last position, with targets.
 
     Args:
-        model: the forward pass, of which the first argument is token ids.
+        model: the forward pass, whose first argument is token ids.
         takes: its signature.
-        array: turns token ids into an array of its framework.
+        array: converts token ids to an array of its framework.
         without_gradients: the context of a call.
     """
     settings = settings_of(takes)
@@ -173,21 +175,21 @@ def completed(
     try:
         with without_gradients():
             answer = call_port(plain, array(np.zeros((1, 2), np.int64)))
-    except PortCallError:  # the first call of the checker will raise it, too
+    except PortCallError:  # the checker's first call raises it again
         return plain
     logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)
     return with_targets if tuple(getattr(logits, "shape", ()))[:2] == (1, 1) else plain
 
 
 def takes_of(model: Any) -> inspect.Signature | None:
-    """The signature of a model's forward pass; None if it has none."""
+    """Return the signature of a model's forward pass, or None."""
     return signature_of(model.forward if is_instance(model, "torch.nn", "Module") else model)
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
-    """The model's own name of each input of ours.
+    """Return the model's name of each input of the reference.
 
-    Raises `PortError` if it takes neither token ids alone nor those of a source and a target.
+    Raise `PortError` if it takes neither only token ids nor the token ids of a source and a target.
     """
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
@@ -207,8 +209,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
         return {"source": plain[0], "target": named["target"]} | further
     if len(required) > 2 or not plain:
         raise PortError(
-            f"The forward pass takes ({', '.join(parameters)}); expected token ids alone, or those of a source and a "
-            "target: return a function that takes these, lambda source, target: model(…)."
+            f"The forward pass takes ({', '.join(parameters)}); expected only token ids, or a source and a target. "
+            "Return a function with these arguments: lambda source, target: model(…)."
         )
     if len(required) == 2:
         return {"source": required[0], "target": required[1]} | further
@@ -222,16 +224,16 @@ OUTPUTS = {
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""The attributes of an output object by the head of the model, empty if it is unknown; the first that it has counts."""
+"""The attributes of an output object by the model's head, empty if it is unknown; the first existing one is used."""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
-    """The taps that a forward pass returned, by name; values are not read.
+    """Return the taps that a forward pass returned, by name; values are not read.
 
     Args:
         returned: an object with `.logits` (`.last_hidden_state`, `.pooler_output` for a model without logits), a dict
             of taps, a tuple or a list whose first item is the logits, or the logits, as an array of any framework.
-        config: the model's; its head decides which output of an object counts.
+        config: the model's configuration; its head determines which output of an object is used.
     """
     for name in OUTPUTS[config.head]:
         found = getattr(returned, name, None)
@@ -251,12 +253,12 @@ def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: Trans
 
 
 def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all taps of a call, by name."""
+    """Return the shapes of all taps of a call, by name."""
     return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
 def arrays_in(returned: Any) -> list[Any]:
-    """Return the arrays in what a model returned: itself, or those of a tuple or a mapping of outputs."""
+    """Return the arrays in a model's result: the result itself, or the items of a tuple or mapping."""
     nested = list(returned.values()) if isinstance(returned, Mapping) else returned
     if isinstance(nested, tuple | list):
         return [array for each in nested for array in arrays_in(each)]
@@ -264,7 +266,7 @@ def arrays_in(returned: Any) -> list[Any]:
 
 
 def answer_in(returned: Any) -> Any:
-    """The logits, or hidden states, in what a model returned; raises `PortError` if there are none."""
+    """Return the logits or hidden states in a model's result; raise `PortError` if there are none."""
     found = returned
     if isinstance(returned, Mapping):
         found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)

@@ -1,7 +1,7 @@
 """Ports by name: `path/to/file.py:build` or `package.module:build`, or an artefact, which its usual runtime runs.
 
-An artefact is opened in the process of the port. It is a `build(config, parameters)` like any port, but its weights are
-its own, and it tells what it fixes of its calls.
+An artefact is opened in the process of the port. It is a `build(config, parameters)` like any port, but it has its own
+weights and reports which properties of a call it fixes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class LoadError(PortError):
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names; raises `LoadError` if there is none, by what it is."""
+    """Import the function that `spec` names; raise `LoadError` if it does not exist; `what` names it in messages."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
-        raise LoadError(f"The {what} is {shown(spec)}; expected path/to/file.py:build or package.module:build.")
+        raise LoadError(f"The {what} is {shown(spec)}; expected file.py:NAME or package.module:NAME, as my.py:load.")
     module = load_file(Path(where), what) if where.endswith(".py") else _load_module(where)
     build = _attribute(module, where, name)
     if not callable(build):
@@ -43,7 +43,7 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
-    """The attribute of a module, whose own `__getattr__` may raise."""
+    """Return the attribute of a module, whose own `__getattr__` may raise."""
     try:
         return call_port(getattr, module, name)
     except PortCallError as error:
@@ -51,25 +51,25 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
             arguments = "folder" if name.startswith("load") else "config, parameters"
             close = difflib.get_close_matches(name, vars(module), 1)
             wanted = f"a class {name}" if name[0].isupper() else f"a function {name}({arguments})"
-            meant = f"did you mean {close[0]!r}?" if close else f"expected {wanted} there."
+            meant = f"did you mean {close[0]!r}?" if close else f"expected {wanted}."
             raise LoadError(f"{where} has no {name!r}; {meant}") from None
         raise LoadError(f"{name!r} of {where} cannot be read: {error}.") from error.__cause__
 
 
 def load_file(path: Path, what: str = "port") -> ModuleType:
-    """Import a Python file; raises `LoadError` if there is none, or it cannot be imported."""
+    """Import a Python file; raise `LoadError` if it does not exist or cannot be imported."""
     if not is_file(path):
         raise LoadError(f"There is no file {path}; expected a Python file with the {what} in it.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
         raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
-    # as with `python file.py`, modules beside the file can be imported
+    # as with `python file.py`, modules in the same folder can be imported
     _importable_from(path.parent)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         call_port(spec.loader.exec_module, module)
     except PortCallError as error:
@@ -99,7 +99,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """The exception of an import in one clause, with the line that raised it."""
+    """Return the exception of an import in one clause, with the line that raised it."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -114,28 +114,30 @@ class Limits:
     """Whether an attention mask is among its inputs."""
     has_token_types: bool = True
     batch: int | None = None
-    """The rows of every call, where it fixes them; other batches are run in such parts."""
+    """The rows of every call, if it fixes them; other batches are split."""
     length: int | None = None
-    """The tokens of every row, where it fixes them; shorter rows are padded on the right."""
+    """The tokens of every row, if it fixes them; shorter rows are padded on the right."""
     dtype: str = ""
-    """The dtype of its weights; `int8` for those of a few bits, empty if its files do not tell."""
+    """The dtype of its weights: `int8` for quantized ones, empty if its files do not show it."""
 
 
 class Listened:
-    """A forward pass that tells its operations itself."""
+    """A forward pass that reports its operations."""
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
-        """The result and the operations, whose values have at most `largest` bytes."""
+        """Return the result and the operations, whose values have at most `largest` bytes."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One kind of artefact, and what runs it."""
+    """One kind of artefact, and the runtime for it."""
 
     module: str
-    """The module in this package whose `load(path)` returns a `build` with `limits`; empty for a GGUF file, which is
-    read and compared, and not run."""
+    """The module in this package whose `load(path)` returns a `build` with `limits`.
+
+    It is empty for a GGUF file, which is read and compared, but not run.
+    """
     package: str
     extra: str
     """The extra of this project that installs `package`."""
@@ -148,14 +150,14 @@ RUNTIMES = {
 """The runtimes of files, by suffix."""
 
 HUB = Runtime("hub", "transformers", "hub")
-"""The runtime of a folder, which has a configuration of its own: it needs no checkpoint that it was made of."""
+"""The runtime of a folder, which has its own configuration and needs no checkpoint."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 """The two files of an encoder-decoder in one folder."""
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """The runtime of the artefact that `port` names; None if it is a function, `file.py:build`, or nothing."""
+    """Return the runtime of the artefact that `port` names; None for a function, `file.py:build`, or nothing."""
     if port is None:
         return None
     path = Path(port)
@@ -165,7 +167,7 @@ def runtime_of(port: str | None) -> Runtime | None:
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an artefact; raises `LoadError` if its runtime is not installed, or cannot read it."""
+    """Open an artefact; raise `LoadError` if its runtime is not installed or cannot read it."""
     require(port, runtime)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 

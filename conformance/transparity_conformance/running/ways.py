@@ -1,6 +1,6 @@
-"""Ways to call a model besides its forward pass: in steps with a cache, with labels, and generating.
+"""Ways to call a model other than its forward pass: in steps with a cache, with labels, and to generate.
 
-Both sides of a comparison are called by the same functions, so that what differs is the models' own.
+The same functions call both sides of a comparison, so that any difference comes from the models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
-"""The names under which a forward pass takes the cache that it returned."""
+"""The names under which a forward pass takes a cache."""
 
 LABELS = "labels"
-"""The argument with which a model returns its loss, too."""
+"""The argument with which a model also returns its loss."""
 
 Tensors = Mapping[str, Any]
 
@@ -34,20 +34,20 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument, or a model with a configuration hands all arguments on."""
+    """Return whether a model takes an argument, or passes all arguments on as models with a configuration may."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on
 
 
 def cache_name(model: Any) -> str:
-    """Return the argument for the cache; empty if there is none."""
+    """Return the argument for the cache; empty if the model has none."""
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
-    """Return the answer of a forward pass that goes on from a cache, or from None, and the cache after it."""
+    """Return the answer of a forward pass that continues a cache, or None, and the cache after it."""
     name = cache_name(model)
     settings = {"use_cache": True} if _takes(model, "use_cache") else {}
     before = {} if cache is None else {name: cache}
@@ -56,8 +56,8 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache among the results, under the name of its argument or as the second; `TypeError` if there is
-    none."""
+    """Return the cache in the results, under the name of its argument or as the second item; raise `TypeError`
+    without one."""
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
@@ -67,7 +67,7 @@ def _cache_in(returned: Any, name: str) -> Any:
 
 
 def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
-    """Return the answer in steps with a cache: `first` positions at once, then as many as `then` says at a time."""
+    """Return the answer in steps with a cache: `first` positions at once, then `then` at a time."""
     content = _content(inputs)
     length, answers, cache, begin = inputs[content].shape[1], [], None, 0
     while begin < length:
@@ -79,7 +79,7 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the tokens that a step takes a part of: those of the decoder, if there is one."""
+    """Return the name of the tokens that a step splits: the decoder's, if there is one."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
@@ -89,7 +89,8 @@ def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step: a mask from the first position on, and what has no positions with the first step."""
+    """Yield the inputs of a step: a mask from the first position, and inputs without positions only in the first
+    step."""
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
         if is_beside_encoder and not name.startswith("decoder_"):
@@ -101,7 +102,7 @@ def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple
 
 
 def _joined(answers: list[Any]) -> Any:
-    """Return the answers along the positions, as an array of their framework."""
+    """Concatenate the answers along the positions, as an array of their framework."""
     if is_instance(answers[0], "torch", "Tensor"):
         import torch
 
@@ -114,7 +115,7 @@ def _joined(answers: list[Any]) -> Any:
 
 
 def loss(model: Any, inputs: Tensors) -> Any:
-    """Return the loss of a forward pass with labels; `TypeError` if there is none."""
+    """Return the loss of a forward pass with labels; raise `TypeError` if it returns none."""
     returned = model(**inputs)
     found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     if found is None:
@@ -140,15 +141,15 @@ def _generates(model: Any) -> bool:
 
 
 COTANGENT = "cotangent"
-"""The input that is no argument of a model: the derivatives are those of its inner product with the answer."""
+"""An input that is not an argument of a model; gradients are taken of its inner product with the answer."""
 
 
 BESIDE = (COTANGENT,)
-"""The names of all inputs that are no arguments."""
+"""The names of all inputs that are not arguments."""
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a module of PyTorch, and the gradients of those that have one, both by name."""
+    """Return the parameters of a PyTorch module, and the existing gradients, both by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -161,7 +162,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Return the record of the same backward pass, as it is sent to another process."""
+    """Return the record of the same backward pass, in the form that is sent to another process."""
     module, call, differentiate = _differentiation(model, inputs)
     return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
 
@@ -175,7 +176,7 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return the module of a model, its call, and what differentiates its answer by the parameters."""
+    """Return the module of a model, its call, and a function that differentiates its answer by the parameters."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}

@@ -1,4 +1,4 @@
-"""The bench: one subject under test, with a cache of the models built for it."""
+"""The bench: one subject under test, with a cache of its models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bench:
 
     Args:
         subject: the backend's name, dtype, device and mode.
-        build: another backend than the installed one of that name, with its own `parts` or none.
+        build: replaces the installed backend of that name, with its own `parts` or none.
     """
 
     def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
@@ -38,8 +38,10 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """The backend's model, with `weights` and `activations` held in other precisions if given; built once for the
-        same `parameters` (the same object, kept alive here), unless they are so many that keeping them costs more."""
+        """Return the backend's model, with `weights` and `activations` in other precisions if given.
+
+        A model is built once per `parameters` object, which the bench keeps alive, unless it is too large to keep.
+        """
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
         if is_large(parameters):
@@ -51,7 +53,7 @@ class Bench:
 
     @property
     def harness(self) -> Harness:
-        """The harness, for claims declared with `harness=True` only."""
+        """Return the harness, only for claims declared with `harness=True`."""
         assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
         return self.parts
 
@@ -63,16 +65,16 @@ class Bench:
 
     @property
     def shards(self) -> bool:
-        """Return whether the backend runs over several ranks too, which its harness says."""
+        """Return whether the backend also runs over several ranks, as its harness declares."""
         return hasattr(self.parts, "SHARDED")
 
     def _over(self, data: int, tensor: int) -> Bench:
-        """Return a bench for the backend over data × tensor ranks, in processes of their own."""
+        """Return a bench for the backend over data × tensor ranks, in separate processes."""
         parts = cast(ShardedHarness, self.harness)
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Context manager for full float32 precision, if there is a harness to set it."""
+        """Return a context with full float32 precision, if there is a harness to set it."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -83,19 +85,23 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """Presets whose fast path is tested: all in the usual mode, in others those that differ most. The full range of
-        `precision.taps_in_every_precision` tests all presets in every mode."""
+        """Return the presets whose fast path is tested: all in the usual mode, otherwise the most different ones.
+
+        The full range of `precision.taps_in_every_precision` tests all presets in every mode.
+        """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """Presets whose traced path is tested: all in the usual mode, in others only one, as compiling a path for
-        inspection takes many seconds."""
+        """Return the presets whose traced path is tested: all in the usual mode, otherwise one.
+
+        Compiling a path for inspection takes many seconds.
+        """
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property
     def _usual(self) -> bool:
-        """Return whether nothing is compiled, or what a user compiles without asking for anything."""
+        """Return whether nothing is compiled, or only what users compile by default."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
@@ -108,7 +114,7 @@ class Bench:
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
-        """Record that a function of the backend returns what the reference's does of the same arrays."""
+        """Record whether a function of the backend agrees with the reference's on the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
@@ -125,7 +131,7 @@ class ClaimRecord:
     def exactly(
         self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
     ) -> ClaimEvidence:
-        """Record that `actual` is `expected`, to the bit."""
+        """Record whether `actual` is bitwise equal to `expected`."""
         return self.within(where, actual, expected, 0.0, expectation, note)
 
     def within(
@@ -137,21 +143,21 @@ class ClaimRecord:
         expectation: Expectation = "holds",
         note: str = "",
     ) -> ClaimEvidence:
-        """Record that `actual` is `expected`, except for rounding."""
+        """Record whether `actual` equals `expected` within `budget`."""
         error = difference(as_numbers(actual), as_numbers(expected))
         return ClaimEvidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> ClaimEvidence:
-        """Record that `actual` is the oracle's `name` (default: `where`), within its budget."""
+        """Record whether `actual` equals the oracle's `name` (default: `where`) within its budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
     def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[ClaimEvidence]:
-        """Record that each of the oracle's values is among `taps`, within its budget."""
+        """Record whether each of the oracle's values is among `taps`, within its budget."""
         for name in oracle.expected:
             yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
 
     def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[ClaimEvidence]:
-        """Record that a model's taps by the traced path, and its logits by the fast one, are the oracle's."""
+        """Record whether a model's taps by the traced path, and its logits by the fast one, agree with the oracle."""
         yield from self.taps(oracle, forward(**inputs))
         yield self.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

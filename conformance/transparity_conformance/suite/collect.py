@@ -1,4 +1,4 @@
-"""Collection of the claims about each subject, and of the evidence of one claim."""
+"""Collect the claims about each subject, and the evidence of one claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.suite.claims import Claim, all_claims
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
     """Yield every subject of a backend, and whether it belongs to the quick suite.
 
-    The quick suite runs every dtype in the first mode, as a user would, and other modes in the first dtype only.
+    The quick suite runs every dtype in the first mode, as a user would, and other modes only in the first dtype.
     """
     build: Backend = backend(name)
     for device in build.devices():
@@ -25,8 +25,8 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield every claim, also over its full range, with every subject of a backend that it applies to, and whether it
-    is quick."""
+    """Yield every claim, also over its full range, with each subject of a backend it applies to, and whether it is
+    quick."""
     for subject, quick in subjects(name):
         for each in all_claims().values():
             for made in (each, each.full):
@@ -42,14 +42,14 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
     if claim.harness and bench.parts is None:
         return f"{bench.subject.backend} has no harness (entry-point group {HARNESS_ENTRY_POINTS})"
     if claim.sharded and bench.subject.device != "cpu":
-        return "ranks are compared on the CPU alone"
+        return "ranks are compared only on the CPU"
     if claim.sharded and not bench.shards:
         return f"{bench.subject.backend} does not run over several ranks (`SHARDED` of its harness)"
     return None
 
 
 def make(claim: Claim, bench: Bench) -> list[ClaimEvidence]:
-    """Return the evidence of a claim; raises if there is none."""
+    """Return the evidence of a claim; raise if it has none."""
     with bench.pinned():
         evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"

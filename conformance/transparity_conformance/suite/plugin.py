@@ -1,4 +1,4 @@
-"""The pytest plugin: it collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
+"""The pytest plugin: collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--agreement",
         default="reports",
         metavar="DIR",
-        help="where agreement.json and agreement.html are written (default: reports)",
+        help="folder for agreement.json and agreement.html (default: reports)",
     )
 
 
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
-    """The ledger of the session, for the agreement matrix."""
+    """Return the ledger of the session, for the agreement matrix."""
     return pytestconfig.stash[LEDGER]
 
 
@@ -101,7 +101,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.report.agreement.view import Agreement, write_json
     from transparity_conformance.suite.claims import all_claims
 
-    # Under xdist evidence comes as the workers finish; sort rows by claim, and columns by backend, the reference last.
+    # Under xdist, evidence comes as workers finish: sort rows by claim and columns by backend, the reference
+    # last.
     claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}

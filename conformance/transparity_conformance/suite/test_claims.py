@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def name_of(claim: Claim, subject: BackendSubject) -> str:
-    """`masks.causal-pytorch-float32-eager`, and `generation.greedy-in-full-…` of all its cases."""
+    """Return the id, `masks.causal-pytorch-float32-eager`, or `generation.greedy-in-full-…` for all cases."""
     in_full = claim != all_claims()[claim.name]
     return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 

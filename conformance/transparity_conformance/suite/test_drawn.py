@@ -1,4 +1,4 @@
-"""Random configurations from the whole space of fields; a disagreement is shrunk to the smallest one that shows it."""
+"""Random configurations from the whole space of fields; a disagreement shrinks to the smallest one that shows it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
         config, seed, inputs = model
         evidence = drawn_evidence(backend(name), config, seed, inputs)
-        ledger.evidence += evidence  # before the assertion, so that the matrix shows a disagreement, too
+        ledger.evidence += evidence  # before the assertion, so that the matrix shows a disagreement too
         wrong = [str(item) for item in evidence if not item.agrees]
         shown = {key: tokens.tolist() for key, tokens in inputs.items()}
         assert not wrong, f"{wrong[0]}\n{config.to_json()}weights: probe_parameters(config, {seed})\ninputs: {shown}"

@@ -61,7 +61,7 @@ def _entry(module: str, name: str) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    """Return the call of a function, an argument a line if it is long; of a class with many fields, its name alone."""
+    """Return the call of a function, one argument a line if it is long; for a class with many fields, only its name."""
     parameters = list(inspect.signature(value).parameters.values())
     if inspect.isclass(value) and len(parameters) > 12:
         return f"{name}(…)  # {len(parameters)} fields"

@@ -6,10 +6,12 @@ import ast
 import json
 import re
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from docs.site.figures import figure, shows
@@ -32,9 +34,9 @@ NAMES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 CLAIMS = {
     "mixers/attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
     "inputs/embedding": r"embeddings\.|forward\.embedding",
-    "normalization": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
+    "norms/layer": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
     "feed_forward": r"feed_forward\.|forward\.feed_forward",
-    "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
+    "layers/layer": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
     "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",
     "heads/table": r"forward\.logits",
     "training/loss": r"loss\.|independent\.torch_cross_entropy",
@@ -45,8 +47,11 @@ CLAIMS = {
 }
 """Claims about a page's part in docs/agreement.json; other pages have those whose names begin with the file's."""
 
-READING = """Rows that are not the same in all columns are tinted. Open a value below a row to see what a small model
-computes there: one row of tokens, weights drawn with a fixed seed, NumPy in float64.
+EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
+"""The main function of a page and its equation; pages that it lacks show every function in the file's order."""
+
+READING = """Rows that differ between the columns are tinted. Below a row is the value that a small model computes,
+in NumPy, in float64, with random weights.
 """
 
 WIDTH = 54
@@ -83,7 +88,8 @@ def _source(folder: str, subject: str) -> str:
 def _all_names(subject: str) -> list[str]:
     """Return what any of the columns defines in a file, in the order of the NumPy column, private names last."""
     names = dict.fromkeys(name for column in _definitions(subject) for name in column)
-    return sorted(names, key=lambda name: name.startswith("_") or "." in name)
+    shown = _called(subject, main) if (main := _main(subject)) else set()
+    return sorted(names, key=lambda name: (name != main, name not in shown, name.startswith("_") or "." in name))
 
 
 def _introduction(subject: str) -> str:
@@ -99,16 +105,19 @@ def _page(subject: str, shown: Columns) -> str:
     parts = [
         "---\nhide:\n  - navigation\n  - toc\n---\n",
         _introduction(subject),
-        f'<p class="subjects" markdown>{" · ".join(others)}</p>\n',
         READING,
-        _agreement(subject),
         *(_section(subject, name, shown) for name in _all_names(subject)),
+        _agreement(subject),
+        f'## Other pages\n\n<p class="subjects" markdown>{" · ".join(others)}</p>\n',
     ]
     return "\n".join(parts)
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a definition of all columns: heading, docstring, shapes, and the rows of statements."""
+    """Return a definition of all columns: heading, docstring, shapes, and the rows of statements.
+
+    The values of a page's main function are open. Functions that it does not call are variants, and folded.
+    """
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]
@@ -117,11 +126,29 @@ def _section(subject: str, name: str, shown: Columns) -> str:
         [statements[index] if index is not None else None for statements, index in zip(listed, row, strict=True)]
         for row in rows
     ]
+    main = _main(subject)
     body = "".join(_row(subject, row, shown) for row in cells)
+    body = body.replace('<details class="value">', '<details class="value" open>') if name == main else body
     heads = "".join(_head(subject, title, definition) for title, definition in zip(COLUMNS, found, strict=True))
-    documented = _documentation(found)
+    equation = f"{EQUATIONS[subject]['mathml']}\n\n" if name == main else ""
     grid = f'<div class="columns highlight"><div class="row heads">{heads}</div>{body}</div>'
-    return f"## `{first.label if found[0] else name}` {{#{name}}}\n\n{documented}{_shapes(first)}{grid}\n"
+    parts = f"{_documentation(found)}{equation}{_shapes(first)}{grid}"
+    label = first.label if found[0] else name
+    if not main or name in _called(subject, main):
+        return f"## `{label}` {{#{name}}}\n\n{parts}\n"
+    return (
+        f'<details class="variant" id="{name}"><summary><code>{escape(label)}</code></summary>\n{parts}\n</details>\n'
+    )
+
+
+def _main(subject: str) -> str:
+    return str(EQUATIONS.get(subject, {}).get("main", ""))
+
+
+def _called(subject: str, main: str) -> set[str]:
+    """Return the names of the main function and of all that it calls, in any column."""
+    texts = [part.text for column in _definitions(subject) if main in column for part in column[main].statements]
+    return {main, *re.findall(r"\w+(?=\()", " ".join(texts[1:]))}
 
 
 def _head(subject: str, title: str, definition: Definition | None) -> str:
@@ -203,7 +230,7 @@ def _agreed(agreement: Agreement | None) -> str:
 
 
 def _agreement(subject: str) -> str:
-    """Return the last conformance run's figures for the claims about a part; nothing if no claim is about it alone."""
+    """Return the last conformance run's figures for the claims about only this part; nothing if there are none."""
     kept = json.loads((ROOT / "docs/agreement.json").read_text(encoding="utf-8"))
     pattern = CLAIMS.get(subject, rf"{subject.rpartition('/')[2]}\.")
     claims = {name: cells for name, cells in kept["cells"].items() if re.match(pattern, name)}

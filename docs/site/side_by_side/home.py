@@ -25,6 +25,9 @@ BEFORE = "## Read the columns"
 PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
 """The picture that the home page has as text, which a narrow window breaks into one column."""
 
+BADGE = re.compile(r"(?m)^\[!\[.*\n")
+"""A picture from another host, which the site does not load."""
+
 AROUND = 3
 """Lines that are shown before and after each."""
 

@@ -74,7 +74,7 @@ class _Reader:
         return []
 
     def class_(self, node: ast.ClassDef) -> list[Definition]:
-        """Return the methods of a class, that of its `BODIES` first; a class of fields is one definition."""
+        """Return the methods of a class, the one in `BODIES` first; a class of fields is one definition."""
         name, doc = shared_name(node.name), ast.get_docstring(node) or ""
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         body = next((known for known in BODIES if known in methods), None)

@@ -30,6 +30,11 @@ def linear(
     return product + parameters["bias"] if "bias" in parameters else product
 
 
+def cast_like(value: Inexact[Array, "*batch"], *given: Array) -> Inexact[Array, "*batch"]:
+    """Return `value` in the joint dtype of what is given, any of which may be complex."""
+    return value.astype(np.result_type(*given), copy=False)
+
+
 def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
     """exp(scores) / Σ exp(scores) over the last axis, shifted by the largest score so that nothing overflows."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))

@@ -4,12 +4,13 @@ cache, computed in place. PyTorch and JAX have a `fused` of the same names."""
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Inexact
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.shapes import Bias, Mask, Queries, Scores, Sinks
 
 BLOCK = 128
 """Queries per block: their scores fit the processor's cache."""
@@ -21,15 +22,15 @@ def applies(tap: Tap, masked_score: float) -> bool:
 
 
 def attention(
-    query: Inexact[Array, "batch heads queries head_dim"],
+    query: Queries,
     key: Inexact[Array, "batch heads keys head_dim"],
     value: Inexact[Array, "batch heads keys value_dim"],
-    mask: Bool[Array, "#batch 1 #queries keys"],
+    mask: Mask,
     *,
     scale: float,
     softcap: float | None = None,
-    bias: Inexact[Array, "#batch heads #queries keys"] | None = None,
-    sinks: Inexact[Array, " heads"] | None = None,
+    bias: Bias | None = None,
+    sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in blocks of queries, each up to the last key that any of them sees.
 
@@ -50,9 +51,7 @@ def attention(
     return result
 
 
-def _scores(
-    query: Array, key: Array, mask: Array, scale: float, softcap: float | None, bias: Array | None
-) -> Inexact[Array, "batch heads queries keys"]:
+def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float | None, bias: Array | None) -> Scores:
     """query · keyᵀ · scale, soft-capped, plus `bias`; masked scores are half the lowest number."""
     scores = query @ key.swapaxes(-2, -1)
     scores *= scores.dtype.type(scale)
@@ -65,9 +64,7 @@ def _scores(
     return scores
 
 
-def _exponentials(
-    scores: Inexact[Array, "batch heads queries keys"], sinks: Inexact[Array, " heads"] | None
-) -> tuple[Inexact[Array, "batch heads queries keys"], Inexact[Array, "batch heads queries 1"]]:
+def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
     """exp(scores − the largest), in the memory of the scores, and their sum, that of the sinks included."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Inexact, Int
+from jaxtyping import Bool, Float, Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
@@ -14,6 +14,7 @@ from transparity_numpy.arithmetic.functional import log_softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.decoding.generation import allocate
 from transparity_numpy.decoding.steps import cache_for, next_logits
+from transparity_numpy.shapes import GeneratedIds, Lengths, PerBeam, SourceIds, TokenIds
 from transparity_numpy.state.cache import select_rows
 
 
@@ -21,13 +22,13 @@ class BeamState(NamedTuple):
     """Scores, numbers of tokens added, and ends of the beams of each row."""
 
     score: Inexact[Array, "batch beams"]
-    added: Int[Array, "batch beams"]
+    added: PerBeam
     ended: Bool[Array, "batch beams"]
 
 
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Inexact[Array, "batch beams vocab"], length_penalty: float
-) -> tuple[BeamState, Int[Array, "batch beams"], Int[Array, "batch beams"]]:
+) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
 
     `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
@@ -49,14 +50,14 @@ def extend_beams(
 def beam_search(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
-    prompt: Int[Array, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     beams: int,
     *,
     length_penalty: float = 0.0,
-    lengths: Int[Array, " batch"] | None = None,
-    source: Int[Array, "batch keys"] | None = None,
-) -> tuple[Int[Array, "batch total_length"], Inexact[Array, " batch"]]:
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
+) -> tuple[GeneratedIds, Inexact[Array, " batch"]]:
     """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
     tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
 
@@ -88,6 +89,6 @@ def beam_search(
     return tokens[np.arange(batch) * beams + best, :longest], np.take_along_axis(final, best[:, None], axis=-1)[:, 0]
 
 
-def _penalty(added: Int[Array, "batch beams"], power: float) -> Float[Array, "batch beams"]:
+def _penalty(added: PerBeam, power: float) -> Float[Array, "batch beams"]:
     """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added) / 6) ** power

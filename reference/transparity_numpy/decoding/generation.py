@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Inexact, Int
+from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
@@ -14,9 +14,10 @@ from transparity.sampling import Sampling
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.decoding.steps import cache_for, next_logits
+from transparity_numpy.shapes import GeneratedIds, Lengths, NextIds, NextLogits, SourceIds, TokenIds
 
 
-def greedy_tokens(logits: Inexact[Array, "batch vocab"]) -> Int[Array, " batch"]:
+def greedy_tokens(logits: NextLogits) -> NextIds:
     """Most likely token of each row (document 004); the first of equals."""
     return logits.real.argmax(axis=-1)
 
@@ -37,7 +38,7 @@ def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Fl
     return np.take_along_axis(ranked, np.argsort(order, axis=-1), axis=-1)
 
 
-def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> Int[Array, " batch"]:
+def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
     """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
     the row's uniform number in [0, 1)."""
     cumulative = softmax(upcast(logits)).cumsum(axis=-1)
@@ -48,8 +49,8 @@ def sampled_tokens(logits: Inexact[Array, "batch vocab"], uniforms: Float[Array,
 
 
 def allocate(
-    config: TransformerConfig, prompt: Int[Array, "batch length"], lengths: Int[Array, " batch"] | None, more: int
-) -> tuple[Int[Array, "batch total_length"], Int[Array, " batch"]]:
+    config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
+) -> tuple[GeneratedIds, Lengths]:
     """Right-pad the prompt by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths.copy()
@@ -60,8 +61,8 @@ def allocate(
 class Written(NamedTuple):
     """The tokens so far, how many of each row are valid, and which rows have ended; updated in place."""
 
-    tokens: Int[Array, "batch total_length"]
-    lengths: Int[Array, " batch"]
+    tokens: GeneratedIds
+    lengths: Lengths
     ended: Bool[Array, " batch"]
 
 
@@ -84,14 +85,14 @@ def append_token(
 def generate(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
-    prompt: Int[Array, "batch length"],
+    prompt: TokenIds,
     max_new_tokens: int,
     *,
-    lengths: Int[Array, " batch"] | None = None,
-    source: Int[Array, "batch keys"] | None = None,
+    lengths: Lengths | None = None,
+    source: SourceIds | None = None,
     uniforms: Float[Array, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
-) -> Int[Array, "batch total_length"]:
+) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
     The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
@@ -14,8 +14,20 @@ from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import head
-from transparity_numpy.layers import cross_attention_cache
+from transparity_numpy.layers.layer import normalize
 from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.mixers.attention import project_key_value
+from transparity_numpy.shapes import (
+    GeneratedIds,
+    IsQuery,
+    IsToken,
+    Lengths,
+    Memory,
+    NextIds,
+    NextLogits,
+    QueryIds,
+    SourceIds,
+)
 from transparity_numpy.state.cache import Cache, empty_cache, mark_valid, next_positions
 from transparity_numpy.transformer import decoder, encoder, transformer
 
@@ -26,8 +38,8 @@ def prefill(
     batch: int,
     capacity: int,
     *,
-    source: Int[Array, "batch keys"] | None = None,
-    attention_mask: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None = None,
+    source: SourceIds | None = None,
+    attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
     """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
     keys and values of its output. An `attention_mask` applies to the source."""
@@ -43,15 +55,23 @@ def prefill(
     return cache
 
 
+def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
+    """Keys and values of a layer's cross-attention, for every later step."""
+    if config.memory_norm:
+        memory = normalize(config, parameters, "memory_norm", memory)
+    key, value = project_key_value(config, parameters["cross_attention"], memory)
+    return {"key": key, "value": value}
+
+
 def step(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
-    tokens: Int[Array, "batch queries"],
+    tokens: QueryIds,
     cache: Cache,
     *,
-    valid_lengths: Int[Array, " batch"] | None = None,
-    attention_mask: Bool[Array, "batch queries"] | Int[Array, "batch queries"] | None = None,
-    index: Int[Array, " batch"] | None = None,
+    valid_lengths: Lengths | None = None,
+    attention_mask: IsQuery | QueryIds | None = None,
+    index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length vocab"]:
     """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
@@ -83,9 +103,9 @@ def step(
 def cache_for(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
-    tokens: Int[Array, "batch total_length"],
+    tokens: GeneratedIds,
     longest: int,
-    source: Int[Array, "batch keys"] | None,
+    source: SourceIds | None,
 ) -> Cache | None:
     """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
@@ -96,12 +116,12 @@ def cache_for(
 def next_logits(
     config: TransformerConfig,
     parameters: Mapping[str, Array],
-    tokens: Int[Array, "batch total_length"],
-    lengths: Int[Array, " batch"],
+    tokens: GeneratedIds,
+    lengths: Lengths,
     cache: Cache | None,
-    source: Int[Array, "batch keys"] | None,
+    source: SourceIds | None,
     new: int,
-) -> Inexact[Array, "batch vocab"]:
+) -> NextLogits:
     """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
     cache the model runs on the last `max_length` of them (document 001)."""
     if cache is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.heads.classes import classes
 from transparity_numpy.heads.logits import logits
 from transparity_numpy.heads.pooled import pooled
-from transparity_numpy.shapes import Vectors
+from transparity_numpy.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
@@ -24,7 +23,7 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 """By `config.head`."""
 
 
-def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Inexact[Array, "*batch features"]:
+def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Features:
     """The output that `config.head` names, of a pooled state where `config.is_pooled`. `parameters` are those of the
     whole model."""
     return HEADS[config.head](config, parameters, x)

@@ -8,7 +8,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.normalization import norm
+from transparity_numpy.norms.table import norm
 from transparity_numpy.shapes import Vectors
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
+from transparity_numpy.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
 
 Cache = dict[str, Any]
 
@@ -29,14 +30,12 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
     return {"lengths": np.zeros(batch, int), "is_token": np.zeros((batch, capacity), bool), "layers": layers}
 
 
-def next_positions(cache: Cache, length: int) -> Int[Array, "batch queries"]:
+def next_positions(cache: Cache, length: int) -> QueryIds:
     """Positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + np.arange(length)
 
 
-def mark_valid(
-    cache: Cache, is_token: Bool[Array, "batch queries"], positions: Int[Array, "batch queries"]
-) -> Bool[Array, "batch keys"]:
+def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
     """Mark new non-padding tokens; return validity for the whole cache."""
     cache["is_token"][np.arange(len(positions))[:, None], positions] = is_token
     return cache["is_token"]
@@ -46,8 +45,8 @@ def update(
     cache: Cache,
     key: Inexact[Array, "batch key_heads queries head_dim"],
     value: Inexact[Array, "batch key_heads queries value_dim"],
-    positions: Int[Array, "batch queries"],
-) -> tuple[Inexact[Array, "batch key_heads keys head_dim"], Inexact[Array, "batch key_heads keys value_dim"]]:
+    positions: QueryIds,
+) -> tuple[Keys, Values]:
     """Write keys and values at `positions`; return those of the whole cache."""
     rows = np.arange(len(positions))[:, None]
     cache["key"][rows, :, positions] = key.swapaxes(1, 2)
@@ -56,7 +55,7 @@ def update(
 
 
 def update_inputs(
-    cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Int[Array, " batch"] | None
+    cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch earlier features"]:
     """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
     before, valid_lengths = cache[name], np.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
@@ -71,7 +70,7 @@ def update_state(cache: Cache, state: Inexact[Array, "batch heads head_dim value
 
 
 def held_tokens(
-    x: Inexact[Array, "batch queries heads"], valid_lengths: Int[Array, " batch"] | None
+    x: Inexact[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch queries heads"]:
     """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
     if valid_lengths is None:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxtyping import Bool, Inexact, Int
+from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
 
-from transparity_numpy.shapes import RotaryTables
+from transparity_numpy.shapes import IsQuery, Lengths, Mask, Memory, Positions, RotaryTables
 
 
 class LayerContext(NamedTuple):
     """Masks, positions and memory of a layer; the same for every layer of a stack, except for windows in the mask."""
 
-    mask: Bool[Array, "#batch 1 #queries keys"]
+    mask: Mask
     """True where self-attention may attend."""
-    positions: Int[Array, "#batch queries"]
+    positions: Positions
     """Positions of the queries in their sequences."""
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
-    is_token: Bool[Array, "batch queries"] | None = None
+    is_token: IsQuery | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
-    valid_lengths: Int[Array, " batch"] | None = None
+    valid_lengths: Lengths | None = None
     """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
     temperature: Inexact[Array, "#batch 1 queries 1"] | None = None
     """Factor of the queries of self-attention."""
     bias: Inexact[Array, "#batch heads queries keys"] | None = None
     """Added to the scores of self-attention."""
-    memory: Inexact[Array, "batch memory embed_dim"] | None = None
+    memory: Memory | None = None
     """The encoder's output, for cross-attention; None if its keys and values are cached."""
     memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
     """True where cross-attention may attend; None without cross-attention."""

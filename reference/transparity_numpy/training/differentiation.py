@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Inexact, Int
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity_numpy.arithmetic.functional import derivative
+from transparity_numpy.shapes import TokenIds
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
@@ -19,12 +20,7 @@ Parameters = Mapping[str, Array]
 
 
 def loss_of(
-    config: TransformerConfig,
-    parameters: Parameters,
-    targets: Int[Array, "batch length"],
-    *,
-    training: bool = False,
-    **tokens: Any,
+    config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> Inexact[Array, ""]:
     """Loss of a model as a function of its parameters; in training, a batch norm normalizes by the batch."""
     logits = transformer(config, parameters, **tokens, training=training)
@@ -32,12 +28,7 @@ def loss_of(
 
 
 def loss_and_gradients(
-    config: TransformerConfig,
-    parameters: Parameters,
-    targets: Int[Array, "batch length"],
-    *,
-    training: bool = False,
-    **tokens: Any,
+    config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
     """Loss, and its gradient by every learned parameter: one forward pass per number in the parameters."""
 

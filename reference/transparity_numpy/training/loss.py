@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Inexact, Int
+from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity_numpy.arithmetic.functional import log_softmax
 from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.shapes import TokenIds
 
 
 def cross_entropy(
-    logits: Inexact[Array, "batch length vocab"],
-    targets: Int[Array, "batch length"],
-    pad_id: int | None,
-    label_smoothing: float = 0.0,
+    logits: Inexact[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Inexact[Array, ""]:
     """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 

@@ -1,6 +1,6 @@
-"""The pool `drafts`: models of transformers written by hand with several mistakes, which one run has to tell.
+"""The pool `drafts`: models of transformers written by hand with several mistakes, which one run must find.
 
-A comment `# mistake: …` marks the line of each mistake. A mistake counts as told if a departure shows that line, or a
+A comment `# mistake: …` marks the line of each mistake. A mistake counts as found if a departure shows that line, or a
 line that uses its result (`meta.against.power`).
 """
 
@@ -25,7 +25,7 @@ CLASSES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "vit": "ViTForImageClassification",
 }
-"""The classes that the drafts are of, by their model types."""
+"""The classes of the drafts, by model type."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def file(self) -> Path:
-        """Its file."""
+        """Return its file."""
         return Path(__file__).with_name(f"{self.model_type.removesuffix('_text')}.py")
 
     def run(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Trial:
 
 
 def marks(text: str) -> Mapping[int, set[int]]:
-    """Return the lines with a mistake, each with the lines that are right to point at."""
+    """Return the lines with a mistake, each with the acceptable lines of an answer."""
     found = [number for number, line in enumerate(text.splitlines(), 1) if "# mistake: " in line]
     return {number: {number} | lines_of_use(text, number, number) for number in found}
 

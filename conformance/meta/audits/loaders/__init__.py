@@ -1,1 +1,1 @@
-"""Right loaders of eleven families, in the manner of code that people publish; none imports the checker."""
+"""Right loaders of eleven families, like published code; none imports the checker."""

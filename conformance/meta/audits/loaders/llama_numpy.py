@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Llama in NumPy: a class that asks its file for each tensor by name, row by row, and refuses what it does not know."""
+"""Llama in NumPy: a class that reads each tensor from its file by name, row by row, and rejects unknown ones."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""OPT as a PyTorch module that copies one tensor after the other, and counts those that it has copied."""
+"""OPT as a PyTorch module that copies one tensor after another, and counts the copied ones."""
 
 import json
 from pathlib import Path

@@ -14,7 +14,7 @@ from curated_transformers.models.roberta import RoBERTaEncoder
 from safetensors.torch import load_file
 
 DROPOUTS = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
-"""Which the published folders have."""
+"""The dropouts of the published folders."""
 
 
 def _loaded(kind: Any, folder: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -25,7 +25,7 @@ def _loaded(kind: Any, folder: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def load_bert(folder: str, kind: Any = BERTEncoder) -> Any:
-    """Make BERT, or another encoder, with the pooler, which these models leave to their user."""
+    """Build BERT, or another encoder, with the pooler, which these models leave to their user."""
     tensors = load_file(f"{folder}/model.safetensors")
     weight, bias = tensors.pop("pooler.dense.weight"), tensors.pop("pooler.dense.bias")
     model = _loaded(kind, folder, tensors)
@@ -38,12 +38,12 @@ def load_bert(folder: str, kind: Any = BERTEncoder) -> Any:
 
 
 def load_roberta(folder: str) -> Any:
-    """Make RoBERTa."""
+    """Build RoBERTa."""
     return load_bert(folder, RoBERTaEncoder)
 
 
 def load_llama(folder: str) -> Any:
-    """Make Llama."""
+    """Build Llama."""
     model = _loaded(LlamaCausalLM, folder, load_file(f"{folder}/model.safetensors"))
 
     def forward(input_ids: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Classes of transformers as they are loaded from a hub's folder: with fused or plain attention, with a cache."""
+"""Classes of transformers as a hub folder loads them: with fused or plain attention, with a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 transformers.logging.disable_progress_bar()
 
 LONGER = {"max_position_embeddings": 37}
-"""Room for 32 tokens, the longest input of the rules in use."""
+"""Room for 32 tokens, the longest input of the common rules."""
 
 FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
 FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}
@@ -47,7 +47,7 @@ def eager_translator(folder: str) -> Any:
 
 
 def named(folder: str) -> Any:
-    """The class that config.json names."""
+    """Return the class that config.json names."""
     name = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return getattr(transformers, name).from_pretrained(folder)
 
@@ -57,7 +57,7 @@ def listener(folder: str) -> Any:
 
 
 class Cached:
-    """A decoder that goes on from its cache."""
+    """A decoder that continues its cache."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
@@ -75,7 +75,7 @@ def cached(folder: str) -> Any:
 
 
 class CachedTranslator:
-    """An encoder and a decoder that goes on from its cache."""
+    """An encoder, and a decoder that continues its cache."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.pad = model.eval(), model.config.pad_token_id

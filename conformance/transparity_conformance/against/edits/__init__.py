@@ -1,1 +1,1 @@
-"""Edits of a program, with no table of a family: each is tried where two programs part."""
+"""Edits of a program without tables of families: each is tried where two programs diverge."""

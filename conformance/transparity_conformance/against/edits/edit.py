@@ -19,7 +19,7 @@ from transparity_conformance.report.text import safe
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
 ) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
-"""Operations that return the numbers that they are given."""
+"""Operations that return the same numbers."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class At:
 
     @property
     def value(self) -> Any:
-        """The result of the step; None if it has none."""
+        """Return the result of the step; None without one."""
         return self.program.values.get(self.step.output)
 
     @property
     def line(self) -> str:
-        """The innermost expression that runs it."""
+        """Return the innermost expression that runs it."""
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which segments begin: the last segment ends here, each other where the next begins."""
+        """Return the values at which segments start; the last one ends here, the others where the next starts."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -62,7 +62,7 @@ class At:
         return changed
 
     def with_result(self, change: Callable[[Any], Any]) -> Change:
-        """Return the change that alters what the step makes."""
+        """Return the change that alters the step's result."""
 
         def changed(values: Values) -> Any:
             now = dict(values)
@@ -72,7 +72,7 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor in the order of axes of what it stands for; raises `ValueError` for another shape or kind."""
+        """Return a tensor with the axes of the value that it replaces; raise `ValueError` for another shape."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("another shape or kind than the step makes")
@@ -88,23 +88,23 @@ class Edit:
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The difference in words, after "your port", or a function that returns it: few edits are reported."""
+    """The difference in words, after "your port", or a function that returns it."""
     make: Make = field(repr=False)
-    """Return the change at a step of the site; None where it does not apply."""
+    """Return the change at a step of the site; None if it does not apply."""
     rank: int = 0
-    """Simple edits first, among those that explain equally well."""
+    """Orders equally good explanations, simple edits first."""
     behind: tuple[int, ...] = ()
-    """How many values back its segments begin; none for one step."""
+    """The number of values by which its segments start earlier; empty for one step."""
     module: str = ""
-    """The module of which all steps with parameters are edited; "" for the steps of a line."""
+    """The module whose steps with parameters are all edited; "" for the steps of a line."""
 
     @functools.cached_property
     def says(self) -> str:
-        """The difference in words, after "your port"."""
+        """Return the difference in words, after "your port"."""
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that it computes in another way; the earlier ones for two segments in the other order."""
+        """Return the steps that it replaces; for swapped segments, the earlier ones."""
         found = at.behind(*self.behind)
         if not self.behind or found is None:
             return [at.step]
@@ -119,7 +119,7 @@ class Context:
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""
     wanted: Sequence[np.ndarray] = ()
-    """Fingerprints of the port's values at which the programs part."""
+    """Fingerprints of the port's values at which the programs diverge."""
 
 
 def short(step: Step) -> str:
@@ -138,7 +138,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the values that all of a value is made from, each before a further step that computes."""
+    """Yield the values on which a value depends entirely, each before a further step that computes."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -149,8 +149,10 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another, if its neighbouring axes are merged or split, or if there is only one
-    order of its axes that has it."""
+    """Return a value in the shape of another if this is unambiguous.
+
+    It is if neighbouring axes are merged or split, or if only one order of axes has that shape.
+    """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:
@@ -165,7 +167,7 @@ def as_shaped(value: Any, meant: Any) -> Any:
 
 
 def common_place(steps: Sequence[Step]) -> Place | None:
-    """Return the innermost place in code that runs all of some steps; None if there is none."""
+    """Return the innermost place in code that runs all given steps; None without one."""
     first, *others = steps
     return next((place for place in first.places if all(place in each.places for each in others)), None)
 
@@ -190,7 +192,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Return words for some steps of a program: the expression that runs them, and which part of it they are."""
+    """Return words for some steps of a program: the expression that runs them, and their part in it."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -205,7 +207,7 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
 
 
 def result_of(step: Step, part: int = 0) -> str:
-    """Return words for what a step makes."""
+    """Return words for a step's result."""
     which = f"part {part + 1} of " if len(step.outputs) > 1 and not step.aliases else ""
     return f"{which}the result of `{line_of(step)}`"
 

@@ -1,4 +1,4 @@
-"""Another function in place of a step's."""
+"""Edits that replace a step's function."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Operations with equal arguments that may be taken for one another."""
+"""Operations with equal arguments that may be confused."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""Operations whose operands have an order, by those whose operands have none."""
+"""Operations with ordered operands, by their commutative counterparts."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]

@@ -1,4 +1,4 @@
-"""Another mask: other keys that a query sees."""
+"""Edits of a mask: other keys that a query sees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _showing(at: At, place: int, change: Callable[[Any], Any]) -> Change:
 
 
 def _changed(mask: Any, change: Callable[[Any], Any], hides: bool) -> Any:
-    """A mask that shows other keys; one of numbers keeps those at the keys that both show."""
+    """Return a mask that shows other keys; a mask of numbers keeps those where both show a key."""
     if str(mask.dtype) == "torch.bool":
         return ~change(~mask) if hides else change(mask)
     is_shown = mask > EXACT_MASK_BELOW
@@ -43,7 +43,7 @@ def _causal(x: Any) -> Any:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Each query's keys, one position later or earlier."""
+    """Return each query's keys, shifted by one position."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

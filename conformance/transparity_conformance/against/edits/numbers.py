@@ -1,4 +1,4 @@
-"""Another number among the arguments of a step."""
+"""Edits of a number among the arguments of a step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from transparity_conformance.against.edits.edit import At, Context, Edit, part_o
 from transparity_conformance.listening.program import Change, Values, executed, filled
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
-"""Numbers that models have in their lines: factors, epsilons, and bases of rotations."""
+"""Constants that models use: factors, epsilons, and bases of rotations."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
-"""Operations whose whole numbers are sizes."""
+"""Operations whose integers are sizes."""
 
 Path = tuple[Any, ...]
-"""Where a number is among the arguments: the place, and the place in a list; or a name."""
+"""The path to a number among the arguments: the place, and the place in a list; or a name."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -57,7 +57,7 @@ def _other_whole(old: int, at: At, context: Context) -> Sequence[int]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Numbers derived from the old one, from sizes and from the configuration, and common constants."""
+    """Yield numbers derived from the old one, from sizes and the configuration, and common constants."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -71,7 +71,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Return a number; one with many digits has its name if it is a root of a whole number, or one divided by it."""
+    """Return a number, with its name if it is a root of an integer or the inverse of one."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -106,7 +106,7 @@ def _replaced(args: Any, path: Path, value: Any) -> Any:
 
 
 def _sizes(at: At) -> Iterator[Edit]:
-    """Swap two neighbouring sizes."""
+    """Yield edits that swap two neighbouring sizes."""
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
             for first in range(len(sizes) - 1):

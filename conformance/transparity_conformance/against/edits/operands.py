@@ -1,4 +1,4 @@
-"""Another value as an operand of a step."""
+"""Edits that replace an operand of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 MOST = 24
-"""How many other values are tried, the nearest first; it limits only time."""
+"""The number of other values that are tried, the nearest first; it limits only time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
@@ -37,19 +37,19 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A value that a step makes, or is given."""
+    """A value that a step makes, or receives."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the value, of the step itself or of another one like it."""
+        """Return the value, of the step itself or a corresponding one."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the value of the last step of its site before another; of its line, for a step elsewhere."""
+        """Return its last value before another step of its site or, elsewhere, of its line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -57,7 +57,7 @@ class Other:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """The values that a step may be given instead of one, the nearest first, since the step last ran."""
+    """Yield the values that may replace an operand, the nearest first, since the step last ran."""
     mine, seen = program.values[index], {index, _root(program, index)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
@@ -76,7 +76,7 @@ def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
 
 
 def _root(program: Program, index: int) -> int:
-    """The value that a value is a view of, as long as it has its numbers in the same order."""
+    """Return the value of which a value is a view, as long as the numbers have the same order."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1)):

@@ -1,4 +1,4 @@
-"""The elements of a result in another order, or with another sign."""
+"""Edits that reorder the elements of a result, or change their sign."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
-    """Edits along one axis."""
+    """Yield edits along one axis."""
     for parts in [n for n in range(2, size) if size % n == 0]:
         says = f"has {where} as {parts} × {size // parts} on axis {axis}, in the other order"
         yield _edit(says, functools.partial(_regrouped, axis=axis, parts=parts))
@@ -51,7 +51,7 @@ def _negated(x: Any) -> Any:
 
 
 def _regrouped(x: Any, axis: int, parts: int) -> Any:
-    """Elements as parts × rest, read as rest × parts."""
+    """Return elements of (parts, rest) read as (rest, parts)."""
     at = axis % x.ndim
     shape = (*x.shape[:at], parts, x.shape[at] // parts, *x.shape[at + 1 :])
     return x.reshape(shape).transpose(at, at + 1).reshape(x.shape)

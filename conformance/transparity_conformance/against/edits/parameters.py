@@ -69,7 +69,7 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
-    """The step with the parameters of another layer."""
+    """Return the step with the parameters of another layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     others = {place: by_name[theirs + name.removeprefix(mine)] for place, name in read.items() if name.startswith(mine)}
@@ -94,7 +94,7 @@ def _using(at: At, place: int, change: Callable[[Any], Any]) -> Change:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Other bases of frequencies, base ** (-i / n): powers of them have other bases."""
+    """Yield other bases of frequencies base ** (-i / n), as powers of these."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -110,7 +110,7 @@ def _to_power(x: Any, power: float) -> Any:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the given value that an argument is, or is a view of; -1 if it is none."""
+    """Return the given value that an argument is, or is a view of; -1 for other arguments."""
     if not isinstance(item, Ref):
         return -1
     index = item.index
@@ -120,7 +120,7 @@ def given_of(program: Program, item: Any) -> int:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Return the view of a given value that an argument is, of another one."""
+    """Return the same view of another given value."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -130,7 +130,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """The modules of the same parent that have parameters of the same names and shapes."""
+    """Return the modules of the same parent with parameters of the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -141,7 +141,7 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change | None:
-    """The step with the parameters of a sibling module, in every layer."""
+    """Return the step with the parameters of a sibling module, in every layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     others: dict[int, int] = {}
     for place in places:
@@ -155,7 +155,7 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
 
 
 def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
-    """The step with other parameters at some places of its arguments."""
+    """Return the step with other parameters at some places of its arguments."""
 
     def changed(values: Values) -> Any:
         args = list(filled(at.step.args, values))

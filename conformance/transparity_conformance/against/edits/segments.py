@@ -1,6 +1,6 @@
-"""Segments left out, applied twice or in the other order, and functions in place of them.
+"""Edits of segments: left out, applied twice, swapped, or replaced by a function.
 
-A segment is what makes one value from another alone: from a value through which all of the input passes on its way.
+A segment computes one value from only one other: a value through which all of the input passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_conformance.against.edits.functions import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""How many values back a segment may begin; what is longer is found as two."""
+"""The largest number of values by which a segment may start earlier; longer ones are found as two."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -54,7 +54,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
-    """Edits of one segment, which keeps the number of elements."""
+    """Yield edits of one segment, which keeps the number of elements."""
 
     def says(form: str) -> Callable[[], str]:
         return lambda: form.format(_in_words(at, start, at.step))
@@ -78,7 +78,7 @@ def _nothing(x: Any) -> Any:
 
 
 def _applied(at: At, count: int, function: Callable[[Any], Any]) -> Change | None:
-    """A function of the start of a segment, in place of its steps."""
+    """Return a function of the start of a segment, in place of its steps."""
     found = at.behind(count)
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
 
@@ -97,7 +97,7 @@ def _twice(at: At, count: int) -> Change | None:
 
 
 def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
-    """x → first → y → last → z, with the last segment first."""
+    """Return x → first → y → last → z with the last segment first."""
     found = at.behind(*counts)
     if found is None:
         return None
@@ -111,7 +111,7 @@ def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
 
 
 def _in_words(at: At, start: int, end: Step) -> str:
-    """Words for the steps of a segment."""
+    """Return words for the steps of a segment."""
     return part_of(at.program, computing(at.flow.between(start, end.output)) or [end])
 
 
@@ -147,7 +147,7 @@ def _step_before_in_words(at: At, start: int, makes: Step) -> str:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """The step on the start of the segment that makes an operand, then that segment."""
+    """Return the step on the start of the segment that makes an operand, then that segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:

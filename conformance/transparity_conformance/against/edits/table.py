@@ -19,4 +19,4 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
-"""Edits of which there are many at each step, or whose numbers are taken from the port; they are tried later."""
+"""Edits that are numerous at each step, or whose numbers come from the port; they are tried later."""

@@ -1,7 +1,7 @@
-"""A call of a NumPy function as a program: PyTorch's own implementation of NumPy runs it.
+"""A call of a NumPy function as a program, run by PyTorch's own implementation of NumPy.
 
-For the time of the call, the names of NumPy in the files of the reference mean `torch._numpy`, and the arrays that the
-reference holds are arrays of that. A function that it lacks is run by NumPy, as one operation.
+During the call, NumPy's names in the reference's files mean `torch._numpy`. The arrays that the reference holds become
+its arrays. NumPy runs functions that `torch._numpy` lacks, as single operations.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
     """Record a call in float64.
 
     Args:
-        call: the function, or the object that is called.
-        inputs: arrays by the names of its arguments.
-        answer_of: takes what it returned; returns the array to compare.
+        call: The function, or the callable object.
+        inputs: Arrays by the names of its arguments.
+        answer_of: Returns the array to compare, from the result.
     """
     names: dict[int, str] = {}
 
@@ -61,7 +61,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A number that NumPy made a tensor of is a number again."""
+    """Converts tensors that NumPy made from numbers back to numbers."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -80,7 +80,7 @@ class _Recorder(Recorder):
 
 @contextlib.contextmanager
 def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorder) -> Iterator[None]:
-    """Within the context, what these namespaces have of NumPy means the emulation."""
+    """Replace NumPy by the emulation in these namespaces, within the context."""
     whole, undo = _Namespace(np, emulated, recorder), contextlib.ExitStack()
     for names in {id(each): each for each in namespaces}.values():
         for name, value in list(names.items()):
@@ -109,7 +109,7 @@ def _other(value: Any, whole: _Namespace) -> Any:
 
 
 def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
-    """A function of NumPy, or of SciPy, that an array of the emulation is given."""
+    """Call a function of NumPy or SciPy that received an array of the emulation."""
     if method != "__call__":
         return NotImplemented
     special = getattr(torch.special, function.__name__, None)
@@ -119,7 +119,7 @@ def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: An
 
 
 class _Namespace(ModuleType):
-    """A module of NumPy by the emulation of its functions."""
+    """A NumPy module with emulated functions."""
 
     def __init__(self, real: Any, other: Any, recorder: Recorder) -> None:
         super().__init__(real.__name__)
@@ -132,7 +132,7 @@ class _Namespace(ModuleType):
         return self.of(real, name)
 
     def of(self, real: Any, name: str) -> Any:
-        """Return what stands for a function or a type of NumPy."""
+        """Return the replacement of a function or type of NumPy."""
         other = getattr(self._other, name, None)
         if other is not None or not callable(real) or isinstance(real, type):
             return real if other is None else other
@@ -140,7 +140,7 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """A function that the emulation lacks, run by NumPy."""
+    """Call a function that the emulation lacks with NumPy."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)
@@ -150,7 +150,7 @@ def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> An
 
 
 class _Foreign:
-    """A function of NumPy as an operation."""
+    """A NumPy function as an operation."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -168,7 +168,7 @@ class _Foreign:
 
 
 def _plain(item: Any) -> Any:
-    """An array of a tensor; one of half precision in float32."""
+    """Return an array of a tensor; half precision becomes float32."""
     if not isinstance(item, torch.Tensor):
         return item
     return (item.float() if item.dtype in (torch.bfloat16, torch.float16) else item).numpy()

@@ -1,4 +1,4 @@
-"""The arrays that a function or an object holds, with names: the paths to them."""
+"""The arrays that a function or an object holds, named by the paths to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """A walk over what an object holds. Each array is given to `change` with its name, and replaced by what that
-    returns, until `undo`."""
+    """A walk over the contents of an object.
+
+    `change` receives each array with its name; its result replaces the array until `undo`.
+    """
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -30,7 +32,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Return what stands for an object: itself, unless it is an array or a container of arrays that changed."""
+        """Return the replacement of an object: itself, unless it contains arrays that changed."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:

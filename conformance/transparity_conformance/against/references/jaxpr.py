@@ -1,6 +1,6 @@
-"""A call of a JAX function as a program: its equations, each as the operations of PyTorch that mean the same.
+"""A call of a JAX function as a program: its equations as equivalent PyTorch operations.
 
-JAX traces the function with `jit` off, so that loops are unrolled and every equation has the lines that wrote it.
+JAX traces the function with `jit` off, so that loops are unrolled and every equation has its source lines.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def record(
     """Record a call in float64.
 
     Args:
-        call: the function.
-        inputs: arrays by the names of its arguments.
-        held: the arrays that it holds, by their names.
-        answer_of: takes what it returned; returns the array to compare.
+        call: The function.
+        inputs: Arrays by the names of its arguments.
+        held: The arrays that it holds, by their names.
+        answer_of: Returns the array to compare, from the result.
     """
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
@@ -74,7 +74,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """The function of `jax.nn` that an equation is a part of, and the places that called it."""
+        """Return the function of `jax.nn` to which an equation belongs, and the places that called it."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -82,7 +82,7 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run a function of `jax.nn` as one operation, if there is one that gives the same numbers."""
+        """Run a function of `jax.nn` as one operation, if one gives the same numbers."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -158,7 +158,7 @@ class _Evaluation:
 
 
 class _Foreign:
-    """A primitive that JAX itself runs, in the precision of what it is given."""
+    """A primitive that JAX runs, in the precision of its inputs."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -182,7 +182,7 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """A parameter of a primitive, in which a dtype of floats is the precision."""
+    """Return a parameter of a primitive, with floating dtypes replaced by the precision."""
     dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
@@ -204,7 +204,7 @@ def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:
 
 
 def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
-    """A tensor of an array; floats in a precision, whole numbers in 64 bits."""
+    """Return an array as a tensor; floats in a precision, integers in 64 bits."""
     numbers = np.asarray(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         return torch.from_numpy(numbers.astype(np.float64)).to(precision)
@@ -212,7 +212,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A literal; for a number of float32 the shortest one that rounds to it, which is as the line has it."""
+    """Return a literal; a float32 number becomes the shortest one that rounds to it, as in the source."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value
@@ -225,7 +225,7 @@ def _is_close(a: Any, b: Any, apart: float) -> bool:
 
 
 def _places(equation: Any) -> tuple[Place, ...]:
-    """The places in code that wrote an equation, the innermost first, up to the call."""
+    """Return the places in code of an equation, the innermost first, up to the call."""
     traceback = equation.source_info.traceback
     frames: Iterator[Place] = zip(*traceback.raw_frames(), strict=True) if traceback is not None else iter(())
     return tuple(itertools.takewhile(lambda place: place[0] is not record.__code__, frames))

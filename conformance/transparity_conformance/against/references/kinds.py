@@ -21,17 +21,17 @@ from transparity_conformance.running.frameworks.modules import initialised
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
 
 LARGEST = 8
-"""Programs that are kept; it limits only memory."""
+"""The number of cached programs; it limits only memory."""
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
-    """Return the reference of what a user's function made; raises `TransparityError` for what cannot be called.
+    """Return the reference of an object that a user's function made; raise `TransparityError` if it is not callable.
 
     Args:
-        name: its name in messages.
-        made: a module of PyTorch, flax or Equinox; a function of arrays, or an object that is called like one; or a
-            pair (function, parameters), called with the parameters first.
-        dtype: the precision of the port.
+        name: Its name in messages.
+        made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
+            parameters), called with the parameters first.
+        dtype: The precision of the port.
     """
     if is_instance(made, "torch.nn", "Module"):
         return Reference(name, made.float(), dtype)
@@ -70,7 +70,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the same: the points are cheap."""
+        """Return the same as `answer`, because neighbouring points are cheap."""
         return self.answer(inputs)
 
     def _check(self, inputs: Inputs, answer: np.ndarray, budget: float) -> None:
@@ -101,7 +101,7 @@ class TracedReference(Reference):
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Every tensor by its name."""
+        """Return every tensor by its name."""
         return {name: as_numbers(array) for name, array in arrays_of(self.model)}
 
     @property
@@ -114,7 +114,7 @@ class TracedReference(Reference):
 
 
 def _framework_of(model: Any) -> str:
-    """Return the framework of the arrays that a model holds, else that of the names in its file."""
+    """Return the framework of the model's arrays, or of the names in its file."""
     held = [array for _, array in arrays_of(model)]
     kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
     found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
@@ -122,7 +122,7 @@ def _framework_of(model: Any) -> str:
 
 
 def _with_settings(model: Any) -> Callable[..., Any]:
-    """A model with the arguments that say that nothing is trained."""
+    """Return a model with arguments that switch training off."""
     settings = settings_of(takes_of(model))
     return functools.partial(model, **settings) if settings else model
 
@@ -149,4 +149,4 @@ def _of_numpy(model: Any, inputs: Inputs) -> Program:
 
 
 RECORDERS: Mapping[str, Callable[[Any, Inputs], Program]] = {"torch": _of_torch, "jax": _of_jax, "numpy": _of_numpy}
-"""By the framework of a model's arrays."""
+"""Recorders by the framework of a model's arrays."""

@@ -15,13 +15,13 @@ Meaning = Callable[..., Any]
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Return PyTorch's dtype of a dtype of JAX; whole numbers have 64 bits, with which PyTorch indexes."""
+    """Return PyTorch's dtype for a JAX dtype; integers have 64 bits, as PyTorch's indexing requires."""
     kind = getattr(name, "kind", "V")
     return torch.int64 if kind in "iu" else torch.bool if kind == "b" else getattr(torch, str(name))
 
 
 def tensor(value: Any) -> Any:
-    """Return a tensor of a number, or the tensor."""
+    """Return a number as a tensor; a tensor is unchanged."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.full((), value, dtype=torch.float64 if isinstance(value, float) else None)
@@ -83,7 +83,7 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Where a slice begins, inside of its array."""
+    """Return the start of a slice, clipped to its array."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 
@@ -114,12 +114,12 @@ def _reduced(function: Meaning) -> Meaning:
 
 
 def _each(function: Meaning) -> Meaning:
-    """A reduction of one axis, over several."""
+    """Return a reduction over several axes, from one over a single axis."""
     return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
 
 
 def _along(function: Meaning, name: str = "axis") -> Meaning:
-    """A function along an axis, in either direction."""
+    """Return a function along an axis, in either direction."""
 
     def run(x: Any, **given: Any) -> Any:
         axis = given[name]
@@ -161,7 +161,7 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Rows by their indices: slices that are whole on every axis that is not indexed."""
+    """Return rows by index: slices that are whole on every axis without indices."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
@@ -256,7 +256,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "top_k": _top_k,
     "dot_general": _dot,
 }
-"""By the name of a primitive. One that raises `NotImplementedError` is run by JAX, as those without a row are."""
+"""Functions by the name of a primitive; JAX runs primitives without one, or with `NotImplementedError`."""
 
 
 def softmax_candidates(x: Any) -> list[Callable[[Any], Any]]:
@@ -265,7 +265,7 @@ def softmax_candidates(x: Any) -> list[Callable[[Any], Any]]:
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Return what functions of `jax.nn` may be, by their code; the first that gives the same numbers is it."""
+    """Return the candidates for functions of `jax.nn`, by their code; the first with equal numbers is used."""
     import jax
     from torch.nn import functional as F
 
@@ -282,7 +282,7 @@ def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
 
 
 def _code_of(function: Any) -> Any:
-    """The code of a function that decorators may wrap."""
+    """Return the code of a function that decorators may wrap."""
     for name in itertools.repeat("__wrapped__"):
         inside = getattr(function, name, getattr(function, "fun", None))
         if inside is None:

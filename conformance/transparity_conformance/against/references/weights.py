@@ -1,4 +1,4 @@
-"""Pair the reference's tensors with a port's tensors of other names, by the values that the port computes."""
+"""Pair the reference's tensors with port tensors of other names, by the values that the port computes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""Places that are tried for the tensors of one operation, the likely ones first; it limits only time."""
+"""The number of places tried for the tensors of one operation, the likely ones first; it limits only time."""
 
 Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a tensor of the port, which holds a part of one of the reference."""
+    """A part of a port tensor that contains a part of a reference tensor."""
 
     name: str
     axis: int = 0
@@ -48,11 +48,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Paired:
-    """Where the reference's tensors are in the port."""
+    """The locations of the reference's tensors in the port."""
 
     places: Mapping[str, Place]
     confirmed: frozenset[str] = frozenset()
-    """The tensors with which the port computes what the reference computes with them."""
+    """The tensors with which the port computes the reference's values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         """Return the tensors of the port."""
@@ -68,7 +68,7 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        """A note that lists the tensors which were paired without evidence."""
+        """Return a note that lists the tensors paired without evidence."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
 
@@ -76,14 +76,14 @@ class Paired:
 def paired(
     program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
 ) -> Paired:
-    """Find the tensors of a port that hold those of a reference.
+    """Find the tensors of a port that correspond to a reference's.
 
     Args:
-        program: a call of the reference.
-        dtype: the precision of the port.
-        theirs: the tensors of the reference by name, in the order in which they are defined.
-        forward: a port with methods that read and write its tensors.
-        listen: returns the port's operations of the same call.
+        program: A call of the reference.
+        dtype: The precision of the port.
+        theirs: The tensors of the reference by name, in the order of definition.
+        forward: A port with methods that read and write its tensors.
+        listen: Returns the port's operations of the same call.
 
     Raises `PortError` with the name of a tensor that has no counterpart.
     """
@@ -101,7 +101,7 @@ def paired(
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """The reference's tensors; one that the port has in equal parts along an axis is in parts."""
+    """Yield the reference's tensors, split where the port has equal parts along an axis."""
     shapes = {_sizes(value) for value in port.values()}
     for name, value in theirs.items():
         parts = _split(value, shapes) if _sizes(value) not in shapes else None
@@ -122,7 +122,7 @@ def _sizes(value: np.ndarray) -> tuple[int, ...]:
 
 
 def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
-    """Places by shape, in the order in which tensors are defined."""
+    """Return places by shape, in the order of definition."""
     free = [place for name, value in port.items() for place in _places(name, value, theirs)]
     shapes = {name: value.shape for name, value in port.items()}
     is_turned = _are_turned(theirs, port)
@@ -145,7 +145,7 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """The places in a tensor of the port: itself, or the equal parts that are tensors of the reference."""
+    """Yield places in a port tensor: the whole tensor, or the equal parts that are reference tensors."""
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)
@@ -161,14 +161,14 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 def _are_turned(theirs: Tensors, port: Tensors) -> bool:
-    """Whether the port's maps are transposed; maps that are not square show it."""
+    """Return whether the port's linear maps are transposed, as non-square ones show."""
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
     return len({shape for shape in maps if shape[::-1] in ours}) > len({shape for shape in maps if shape in ours})
 
 
 class _Search:
-    """Exchanges the places of tensors until the port computes what the reference computes."""
+    """Swaps the places of tensors until the port computes the reference's values."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Search:
         """Pairs of operations whose tensors were swapped."""
 
     def run(self, now: Paired, whole: Tensors) -> Paired:
-        """Return the pairs with which the port has the value of each operation that uses tensors, where there are."""
+        """Return the pairs with which the port has the value of each operation with tensors, where possible."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts = self.parts_of(step, whole)
@@ -205,7 +205,7 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def parts_of(self, step: Step, whole: Tensors) -> list[str]:
-        """Return the tensors of its own that a step computes with."""
+        """Return the tensors that belong to a step."""
         names = [name for name in self._names(step) if name in whole]
         return [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
 
@@ -213,8 +213,10 @@ class _Search:
         return short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
 
     def _exchanges(self, now: Paired, step: Step, whole: Tensors) -> Iterator[Paired]:
-        """The pairs with the tensors of two operations of one operand exchanged: each has a value in the port, but one
-        that is computed further in another way, as with the gate of a feed-forward."""
+        """Yield the pairs with the tensors of two operations on one operand swapped.
+
+        Both values exist in the port but are used differently, as with the gate of a feed-forward.
+        """
         near = self._makers(step, whole)
         every = [each for each in self.program.steps if self.parts_of(each, whole)]
         for one, other in itertools.product(near, every):
@@ -230,7 +232,7 @@ class _Search:
                 yield Paired(places)
 
     def _makers(self, step: Step, whole: Tensors) -> list[Step]:
-        """Return the last steps with tensors of their own before a step."""
+        """Return the last steps with tensors before a step."""
         waiting, near, seen = [step.number], list[Step](), set[int]()
         while waiting:
             for number in self.program.makers(waiting.pop()) - seen:
@@ -242,7 +244,7 @@ class _Search:
         return near
 
     def _operands(self, step: Step) -> set[int]:
-        """The values, views aside, that a step is given besides parameters."""
+        """Return the inputs of a step that are not parameters, without views."""
         return {index for _, item in references(step) if (index := self._root(item.index)) not in self.program.given}
 
     def _root(self, index: int) -> int:
@@ -256,14 +258,14 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _names(self, step: Step) -> list[str]:
-        """The names of the parameters that a step computes with."""
+        """Return the names of the parameters of a step."""
         if short(step) in VIEWS:
             return []
         given = {given_of(self.program, item) for _, item in references(step)}
         return [self.program.names[index] for index in sorted(given & self.program.parameters)]
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Whether the port has the value of a step, or of the parts into which it is split."""
+        """Return whether the port has the value of a step, or of the parts into which it is split."""
         waiting, values = [step], self.program.values
         while waiting:
             made = waiting.pop()
@@ -274,7 +276,7 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """The pairs with other places of some tensors, which are exchanged with those that had these places."""
+        """Yield the pairs with other places of some tensors, swapped with the previous ones there."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
         combined = sorted(itertools.product(*map(enumerate, choices)), key=_unlikeliness)
         for chosen in combined:
@@ -287,7 +289,7 @@ class _Search:
                 yield Paired(places)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """The places that a tensor may have, its own first; transposed, if it is square, last."""
+        """Yield the possible places of a tensor: its own first; a transposed square one last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -297,14 +299,14 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """A place for a tensor, transposed if that has its shape."""
+        """Return a place for a tensor, transposed if that gives its shape."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the places; in a layer after a fault, tensors are placed as in the layers before the fault."""
+    """Return the places, with layers after a fault placed as the layers before it."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:
@@ -322,7 +324,7 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
 
 
 def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-    """A map and its bias are likely to be of one module, at one place in it; then the first choices."""
+    """Return a sort key that prefers a map and bias of one module, and then the first choices."""
     owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
     return len(owners), sum(number for number, _ in chosen)
 

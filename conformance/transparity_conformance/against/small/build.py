@@ -31,7 +31,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""Ways to make a configuration small: the kinds of sizes that are kept, or the ratios of the widths of its parts."""
+"""Ways to shrink a configuration: the kinds of sizes that are kept, or ratios of widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -41,7 +41,7 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""Auto mappings in which the class of a configuration is looked up, before that of base models."""
+"""Auto mappings in which the class of a configuration is looked up, before the mapping of base models."""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
@@ -68,7 +68,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the named class, else the one that the configuration names, else that of the first auto mapping."""
+    """Return the named class, else the configuration's, else the first auto mapping's."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -85,9 +85,9 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small model in float32, ready to be evaluated, whose weights `seed` determines.
+    """Return a small model in float32, in evaluation mode, whose weights `seed` determines.
 
-    Of several ways to make the configuration small, the first whose model runs is taken.
+    The configuration is shrunk in several ways; the first whose model runs is used.
     """
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
@@ -143,7 +143,7 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace parameters, and statistics and biases that are buffers, by drawn numbers; tables of sines stay."""
+    """Replace parameters, and statistics and biases that are buffers, by random numbers; tables of sines stay."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # which own what is tied
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}

@@ -1,4 +1,4 @@
-"""Fields of configurations of transformers by what they say the size of."""
+"""Fields of transformers' configurations by the kind of size that they specify."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""What fields say the size of, and their names; the first that matches counts."""
+"""Kinds of sizes, and patterns of their fields; the first match is used."""
 
 MOST = {
     "vocabulary": 131,
@@ -55,11 +55,11 @@ MOST = {
 """The largest small number, where it depends on nothing else."""
 
 Fields = dict[str, tuple[str, Any]]
-"""By name, the kind of a field and its value."""
+"""The kind and value of each field."""
 
 
 def kind_of(name: str) -> str:
-    """Return what a field says the size of, or an empty string."""
+    """Return the kind of size that a field specifies, or an empty string."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 

@@ -20,7 +20,7 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs beside a text, the method that extracts features from them, and the fields with the id of a placeholder."""
+"""Inputs besides text, the method that extracts their features, and the fields with a placeholder's id."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
@@ -119,7 +119,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
-        """Return what forward takes beside its main input."""
+        """Return the further inputs of forward."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -212,7 +212,7 @@ class _Inputs:
 
 
 def _rows_of(features: Any) -> int:
-    """Return how many vectors there are in what a model extracts from images or sounds."""
+    """Return the number of vectors among extracted features."""
     for name in ("pooler_output", "last_hidden_state"):
         if getattr(features, name, None) is not None:
             features = getattr(features, name)

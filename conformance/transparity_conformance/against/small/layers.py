@@ -1,4 +1,4 @@
-"""Which layers of a model are kept: each kind of layer twice."""
+"""The layers that a small model keeps: two of each kind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Layers:
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return for each of `count` layers all that the configuration says of it."""
+        """Return all facts that the configuration states about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -87,7 +87,7 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def _is_listed(self, name: str) -> bool:
-        """Return whether a list says what a period of attention says."""
+        """Return whether a list repeats the facts of a period of attention."""
         return "layer_types" in self.fields and re.search("att|window", name) is not None
 
 

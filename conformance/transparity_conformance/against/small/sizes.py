@@ -1,4 +1,4 @@
-"""Configurations of transformers made small: each field that says a size shrinks, and what goes together still does."""
+"""Small configurations of transformers: sizes shrink, and sizes that must match still do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Parts of a layer that have heads of their own, beside attention."""
+"""Parts of a layer with their own heads, besides attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:

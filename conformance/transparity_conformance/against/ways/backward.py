@@ -1,4 +1,4 @@
-"""Where two backward passes part: between a value whose gradient is wrong and the function that was given it."""
+"""The place where two backward passes diverge: between a wrong gradient and the next function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.report.report import Cause
 
 
 class Place:
-    """Where gradients part: the last value of the port whose gradient is wrong, and the function that was given it."""
+    """The last value of the port whose gradient is wrong, and the function that reads it."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port

@@ -1,7 +1,7 @@
-"""Our names of what was found, where the reference is of a family that we read.
+"""Our names for faults, if the reference belongs to a family that we can read.
 
-The catalogued faults are put into our own column of the same folder; one that gives the port's answers names what was
-found, and its page says more.
+Catalogued faults are put into our own column of the same folder. A fault that gives the port's answers names the
+departure, and its page says more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""Inputs on which faults are put into our column: several, so that none gives an answer by luck. A bound on time."""
+"""The number of inputs on which faults are tested: several, to exclude chance, but few, to limit time."""
 
 
 def with_names(
@@ -52,7 +52,7 @@ def with_names(
 
 
 def _named(faults: Sequence[Divergence], causes: Sequence[Cause]) -> tuple[Divergence, ...]:
-    """Return the faults with our ids: of one that an edit explains, and of one that nothing else explains."""
+    """Return the faults with our ids: the one that an edit explains, or the only unexplained one."""
     if len(faults) != 1 or len(causes) != 1:
         return tuple(faults)
     (fault,), (ours,) = faults, causes

@@ -1,4 +1,4 @@
-"""Everything that is compared besides the first forward passes, in order: the cheapest evidence first."""
+"""All comparisons besides the first forward passes, in order: the cheapest evidence first."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": compare_repeats,
 }
-"""The comparisons in order. Each takes the inputs of the forward passes. Repeated calls come last: a state that an
-earlier call changed shows in them."""
+"""The comparisons in order, each on the inputs of the forward passes.
+
+Repeated calls come last, because a state changed by an earlier call shows in them.
+"""
 
 DRAWN = ("other lengths and batches", "cached steps")
-"""Comparisons that draw inputs of their own from a configuration of transformers."""
+"""Comparisons that draw their own inputs from a configuration of transformers."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_drawn: bool) -> Report:
-    """Add what is found in other ways to call both, up to the first that differs."""
+    """Add the results of other ways to call both, up to the first that differs."""
     for name, compare in COMPARISONS.items():
         reason = NOT_DRAWN if name in DRAWN and not is_drawn else ""
         reason = BEFORE if report.verdict != "agrees" else reason
@@ -46,7 +48,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_
 
 
 def _coverage(called: list[Inputs]) -> Coverage:
-    """The lengths and batches of all forward passes, each of one object among the others."""
+    """Return the lengths and batches of all forward passes of one object."""
     lengths = {length_of(each) for each in called} - {0}
     batches = {next(iter(each.values())).shape[0] for each in called if next(iter(each.values())).ndim}
     return Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), len(called))

@@ -1,4 +1,4 @@
-"""Gradients by parameter: those of the inner product of the answer with drawn numbers."""
+"""Gradients by parameter, of the inner product of the answer with random numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
 
 
 def _with_cotangent(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with a drawn number for each number of the answer; padding has none."""
+    """Return the inputs with a random number for each number of the answer; padding has none."""
     answer, _ = reference.near(inputs)
     drawn = np.random.default_rng(answer.size).standard_normal(answer.shape).astype(np.float32)
     kept = reference.kept(inputs, answer.shape)
@@ -81,7 +81,7 @@ class Expected:
 
     @functools.cached_property
     def own(self) -> tuple[Gradients, Gradients]:
-        """The gradients in float64, and in the precision."""
+        """Return the gradients in float64, and in the precision."""
         return self._pair(self.reference.exact, self.reference.rounded)
 
     @property
@@ -90,7 +90,7 @@ class Expected:
 
     @functools.cached_property
     def scale(self) -> float:
-        """The largest number of all gradients, which are one vector."""
+        """Return the largest number of all gradients, taken as one vector."""
         return max(float(np.abs(value).max(initial=0.0)) for value in self.exact.values())
 
     def _budgets(self, pairs: list[tuple[Gradients, Gradients]]) -> dict[str, float]:
@@ -102,12 +102,12 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """The difference in each parameter that the reference's own error explains."""
+        """Return the difference in each parameter that the reference's own error explains."""
         return self._budgets([self.own])
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """The same by the errors at neighbouring points, too: one point may err little by luck."""
+        """Return the same with errors at neighbouring points, because one point may err little by chance."""
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:
@@ -119,7 +119,7 @@ class Expected:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the names that no parameter of the port has."""
+    """Return the port's gradients by the reference's names, and the names without a parameter in the port."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}

@@ -39,8 +39,11 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
-    """Return whether rounding decides no token: the reference chooses the same in float64 and in the precision, and
-    without padding by more than the budget of its logits."""
+    """Return whether rounding decides no token.
+
+    The reference must choose the same tokens in float64 and in the precision. Without padding, the margin must exceed
+    the budget of its logits.
+    """
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
         return False

@@ -19,22 +19,21 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 CLAIM = Way("forward.reach", "", (), "")
 
 SECONDS = 2.0
-"""Processor time after which no longer text is begun, so that the verdict on a small model comes within seconds."""
+"""Processor time after which no longer text is started, so that small models get a verdict within seconds."""
 
 MOST_ROWS = 13
-"""Batches are 1 to this many rows, in turn."""
+"""Batches alternate between 1 and this many rows."""
 
 
 def longest_of(reference: Reference) -> int:
-    """Return the longest text: that of the positions, of what takes about 0.2 s, or `LONGEST`."""
+    """Return the longest text: limited by the positions, by about 0.2 s, or by `LONGEST`."""
     positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return the whole numbers of the configuration that a text may be longer than, whatever they mean: a window, a
-    chunk, an original length."""
+    """Return the integers of the configuration that a text may exceed, such as a window or chunk."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
@@ -62,7 +61,7 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(sides: Sides) -> list[tuple[int, int]]:
-    """Lengths and batches: the short ones with all batches in turn, and one or two rows beyond."""
+    """Return lengths and batches: short lengths with all batches in turn, longer ones with one or two rows."""
     model = sides.reference.model
     if not is_text(model):
         return [(1, batch) for batch in BATCHES]

@@ -16,20 +16,19 @@ from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.ways import up_to
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""A prompt, the positions that are taken at once after it, and the length of a text: beyond the windows of small
-models."""
+"""The prompt, the positions taken at once after it, and the length of a text, beyond small models' windows."""
 
 BEYOND = 4
 """Positions after a threshold; the prompt ends one before it."""
 
 SECONDS = 2.0
-"""Processor time after which no longer prompt is begun, so that the verdict on a small model comes within seconds."""
+"""Processor time after which no longer prompt is started, so that small models get a verdict within seconds."""
 
 CLAIM = "step"
 
 
 def compare_steps(sides: Sides) -> CapabilityResult:
-    """Compare cached steps, but those in which the reference departs from its own forward pass."""
+    """Compare cached steps, except where the reference differs from its own forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -43,7 +42,7 @@ def compare_steps(sides: Sides) -> CapabilityResult:
 
 
 def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the first of the probes that the port takes and on which the reference's steps are its forward pass."""
+    """Compare the first probe that the port accepts and on which the reference's steps equal its forward pass."""
     given, reasons = taken(probes, signature_of(sides.forward))
     view, found = way.reference(sides.reference), CapabilityResult()
     for name, inputs in given.items():

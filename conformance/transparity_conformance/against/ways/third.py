@@ -1,4 +1,4 @@
-"""A third implementation, called as the port is: which of the three differs from the two others."""
+"""A third implementation, called as the port is, to show which of the three differs from the other two."""
 
 from __future__ import annotations
 

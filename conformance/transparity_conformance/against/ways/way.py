@@ -1,4 +1,4 @@
-"""One way to call two implementations, compared: a claim, or the reason why there is none."""
+"""One way to call two implementations: a claim, or the reason why they are not compared."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Way:
     """Its name among the ways to call a model."""
     settings: tuple[int, ...]
     says: str
-    """What is done, in words."""
+    """A description in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return the reference in this way."""
+        """Return the reference, called in this way."""
         from transparity_conformance.against.ways.called import InWay
 
         function = WAYS[self.method][0]
@@ -59,7 +59,7 @@ class Sides:
 
     reference: Reference
     make: Callable[[], Callable[..., Any]]
-    """Makes the port's forward pass anew."""
+    """Makes a new forward pass of the port."""
     budget: float
     progress: Progress
     called: list[Inputs] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Sides:
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
-        """The port's forward pass, the same object in all calls."""
+        """Return the port's forward pass, the same object in all calls."""
         return self.make()
 
     def answered(
@@ -80,7 +80,7 @@ class Sides:
         return np.asarray(answer, np.float64)
 
     def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
-        """The same with the port's operations."""
+        """Return the same with the port's operations."""
         answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
         return np.asarray(as_numbers(answer), np.float64), operations
 
@@ -103,7 +103,7 @@ class Sides:
         return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
 
     def _is_right_alone(self, answer: Answer, way: Way, reference: Reference) -> bool:
-        """Return whether a port that is made anew gives the right answer."""
+        """Return whether a new port gives the right answer."""
         forward = self.make()
         call = functools.partial(self.answered, way.method, way.settings, forward=forward)
         return not judged(reference, call, {answer.probe: answer.inputs}).wrong

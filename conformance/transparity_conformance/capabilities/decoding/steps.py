@@ -45,7 +45,7 @@ class StepRequest:
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """Rows that are decoded as a batch of their own, each with its cache, in turns; together they are the answer."""
+    """Rows decoded as separate batches, each with its cache, in alternation; their union is the answer."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -53,12 +53,12 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Whether its model may be another one than that of the first probe."""
+        """Return whether its model may differ from the first probe's."""
         return isinstance(self.probe, ReachProbe)
 
     @property
     def rows(self) -> np.ndarray:
-        """The rows of the probe that are decoded."""
+        """Return the rows of the probe that are decoded."""
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
@@ -73,8 +73,7 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Decode in large chunks, a single row, two batches in turns, the longest probe after a long first chunk, and
-    calls across every threshold."""
+    """Decode large chunks, a single row, two alternating batches, the longest probe, and calls across thresholds."""
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -92,8 +91,10 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Two single tokens that end just beyond a threshold; of another call, chunks of drawn sizes, small and large, the
-    first of them longer than most windows."""
+    """Return two single tokens that end just beyond a threshold, or else random chunk sizes.
+
+    The first random chunk is longer than most windows.
+    """
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -117,8 +118,10 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of a port's steps. Raises any error of the port, and `TypeError` unless it returns `(logits,
-    cache)`."""
+    """Return the logits of a port's steps.
+
+    Raises any error of the port, and `TypeError` unless it returns `(logits, cache)`.
+    """
     built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
@@ -139,7 +142,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
-    """The inputs of a step besides its tokens: those of an encoder are given with the first chunk."""
+    """Return the inputs of a step besides its tokens; only the first chunk has the encoder's inputs."""
     further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
     if not probe.config.has_encoder:
         return {name: value[:, chunk].copy() for name, value in further.items()}
@@ -149,7 +152,7 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    """The logits and the cache that a port's `step` returns; raises `TypeError` for anything else."""
+    """Return the logits and the cache from a port's `step`; raise `TypeError` for any other result."""
     result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
@@ -158,7 +161,7 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the logits of steps with those of the full pass."""
+    """Compare the logits of steps with the full pass."""
     logits = {request: _joined(key, request, answers) for key, request in requests.items()}
     budgets = {request: request.probe.budget(forward.dtype) for request in logits}
 
@@ -185,7 +188,8 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         return most
 
     def explain() -> list[Cause]:
-        # A fault without effect here explains nothing; the budget is that of the right logits, of the same size.
+        # A fault without effect explains nothing. The budget is measured with the right logits, which have the same
+        # size.
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
@@ -194,7 +198,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    """The requests with wrong steps, and the right ones, in one sentence."""
+    """Describe the requests with wrong and with right steps, in one sentence."""
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]
@@ -202,7 +206,7 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Positions (rows, length) of a request at which no convention or near-tie decides, or that are no numbers."""
+    """Return the positions (rows, length) where the logits are judged, not left to a convention or near-tie."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
     free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")
@@ -224,7 +228,7 @@ def _simulated(probe: Probe, sizes: tuple[int, ...], fault: SimulatedFault) -> n
 STEPS = Capability(
     name="steps",
     attribute="step",
-    signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache; it is None at first",
+    signature="step(tokens, cache, source=…) → logits (batch, length, vocab) and the cache, initially None",
     purpose="the logits of the first probe, decoded with a cache in chunks of these sizes from the first token on",
     ways=(Way("step", step_requests, CACHE_FAULTS, further=_further_requests),),
     ask=ask_steps,

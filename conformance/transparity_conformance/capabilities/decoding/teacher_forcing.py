@@ -1,6 +1,6 @@
-"""Teacher forcing: the tokens of a port, compared with the reference's logits given the port's own tokens before them.
+"""Teacher forcing: compare a port's tokens with the reference's logits, given the port's previous tokens.
 
-A token is right if rounding could explain it, so a wrong token does not make all later ones wrong.
+A token is right if rounding could explain it, so one wrong token does not invalidate all later ones.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps) of each row, up to those of the longest."""
+    """Return the new tokens (batch, steps), up to the longest row."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
 
 def counted(request: Request, new: np.ndarray) -> np.ndarray:
-    """Return the mask (batch, steps) of new tokens that count: all up to the end token."""
+    """Return the mask (batch, steps) of new tokens up to the end token."""
     ends = new == request.config.ending_id
     return np.cumsum(ends, axis=1) - ends == 0
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe tokens that are wrong whatever the logits are, and where; empty if none are."""
+    """Describe the first token that is wrong whatever the logits are; empty without one."""
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -42,7 +42,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     new = new_tokens(request, tokens)
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
-    # Other beams may be longer than the best.
+    # Other beams may be longer than the best one.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: behind the end of every row"
@@ -54,8 +54,10 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Return the judgement of the first wrong token, or of the one that uses most of its budget; the error is infinite
-    if the prompt, the padding or the length differs."""
+    """Return the judgement of the first wrong token, or of the token with the largest share of its budget.
+
+    The error is infinite if the prompt, the padding or the length is wrong.
+    """
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -69,7 +71,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance (batch, steps) of each new token's logit from the largest, and the budget of both."""
+    """Return how far each new token's logit is below the largest (batch, steps), and the budget of both."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -82,10 +84,10 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance (batch, steps) of each uniform number from the interval of the drawn token, and its budget.
+    """Return the distance (batch, steps) of each random number from its token's interval, and the budget.
 
-    It is infinite for a token that may not be drawn. If a cut is a tie to within rounding, tokens may be drawn from
-    either set, and distances are at most the budget.
+    The distance is infinite for a token outside the sampled set. If a cut is a tie within rounding, either set is
+    right, and distances are at most the budget.
     """
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
@@ -98,7 +100,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # The set of tokens is that of float64, so that the budget covers rounding and no other cut.
+        # The set of tokens is computed in float64, so that the budget covers only rounding.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)
@@ -112,7 +114,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Return the mask (batch, steps) of places where rounding could change the set of tokens that may be drawn."""
+    """Return the mask (batch, steps) of places where rounding could change the set of sampled tokens."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -124,26 +126,26 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Judge the scores (batch,) by those of the same tokens, and the tokens by the scores that the reference finds."""
+    """Judge scores (batch,) against the true scores of the same tokens, and tokens by the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
-    # Either of two scores may be off by the budget.
+    # Each of two scores may use its whole budget.
     worse = np.maximum(0.0, best_scores(request) - true)
     tied = worse
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
     place = f"the tokens, {request.name}"
-    # Scores of the same tokens differ by float64's rounding only.
+    # Scores of the same tokens differ only by float64 rounding.
     others = tied > 2 * oracle.budget("scores", "float64")
     near = (f"{place} are a tie to within rounding",) if (others & (tied <= 2 * budget)).any() else ()
     return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
-    """The `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
+    """Return the `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
     new = new_tokens(request, tokens)
     counts = counted(request, new)
     penalty = ((5 + counts.sum(axis=1)) / 6) ** request.length_penalty
@@ -157,23 +159,23 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 
 @kept_in(0)
 def best_scores(request: Request) -> np.ndarray:
-    """The scores (batch,) of the beams that the reference finds."""
+    """Return the scores (batch,) of the beams that the reference finds."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """The margin (batch,) between everything that the reference keeps and everything that it drops.
+    """Return the smallest margin (batch,) between kept and dropped continuations in the reference.
 
-    If that is a tie to within rounding, a port may keep another beam, and end with a worse one.
+    If this is a tie within rounding, a port may keep another beam and end with a worse one.
     """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     margins = np.full(len(request.prompt), np.inf)
 
     def noted(ranked: np.ndarray) -> np.ndarray:
         kept, dropped = -np.sort(-ranked, axis=-1)[:, request.beams - 1 : request.beams + 1].T
-        with np.errstate(invalid="ignore"):  # with fewer than that many continuations, nothing is dropped
+        with np.errstate(invalid="ignore"):  # with fewer continuations, nothing is dropped
             np.fmin(margins, kept - dropped, out=margins)
         return ranked
 
@@ -184,5 +186,5 @@ def margins(request: Request) -> np.ndarray:
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """The entries of `values` (batch, steps, vocab) at the tokens (batch, steps)."""
+    """Return the entries of `values` (batch, steps, vocab) at the tokens (batch, steps)."""
     return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,8 +1,8 @@
-"""Faults in the capabilities of a model, the likeliest first: edits of the reference's own text, a row of TOML each.
+"""Faults in the capabilities of a model, the likeliest first: edits of the reference's source, as TOML rows.
 
-A row has an `id`, a sentence `says` about the port's apparent behaviour, and `edits`: text that is in one place of the
-reference, and its replacement. `also` names edits that rows share. A port with the fault answers as the edited
-reference does.
+A row has an `id`, a sentence `says` about the port's apparent behaviour, and `edits`. Each edit has text that occurs
+exactly once in the reference, and its replacement. `also` names edits that rows share. A port with the fault gives the
+answers of the edited reference.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class SimulatedFault:
-    """A fault in a capability, and the answers of a port with it."""
+    """A fault in a capability, with the answers of a port that has it."""
 
     id: str
-    """Its name in the catalogue; variants of one fault share it."""
+    """Its name in the catalogue, shared by variants of one fault."""
     says: str
-    """A sentence about the port: its apparent behaviour."""
+    """A sentence about the port's apparent behaviour."""
     simulate: Run
-    """The reference's function of the capability, with this fault."""
+    """The reference's function with this fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
-    """Return `module.function` of the NumPy column from a copy of its module with other text, which may use `names`.
+    """Return `module.function` of the NumPy column with edited source, which may use `names`.
 
-    Copies of the modules `imported` by it, in the order of their imports, may be edited too. Raises `ValueError` for
-    text that is not in exactly one place.
+    Copies of the modules that it imports may be edited too, in the order of their imports. Raises `ValueError` if text
+    does not occur exactly once.
     """
     last, _, name = f"transparity_numpy.{function}".rpartition(".")
     texts = {
@@ -75,7 +75,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
 def decode(
     step: Run, config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Return the logits (batch, length, vocab) of a `step` that is given so many tokens at a time."""
+    """Return the logits (batch, length, vocab) of a `step` that receives `sizes` tokens at a time."""
     tokens, given = inputs[config.input_names[-1]], inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
     source = inputs.get("source")
@@ -98,7 +98,7 @@ def _call(run: Run, *given: Any, **named: Any) -> Any:
 
 @dataclass(frozen=True)
 class Edited:
-    """A function of the reference with other text, and what `call` makes of it and of arguments."""
+    """A function of the reference with edited source, and its use by `call`."""
 
     edits: Edits
     function: str
@@ -107,7 +107,7 @@ class Edited:
 
     @functools.cached_property
     def run(self) -> Run:
-        """The function, edited once it is asked for."""
+        """Return the function, edited on first use."""
         return edited(self.edits, self.function, self.imported)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -115,7 +115,7 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run = _call) -> tuple[SimulatedFault, ...]:
-    """Return the rows of a table of `file`.toml: edits of `function` and of the modules `imported` by it."""
+    """Return the faults in a table of `file`.toml: edits of `function` and of the modules `imported` by it."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:

@@ -1,4 +1,4 @@
-"""Faults in the loss and the clipping of a model on several ranks; on one rank there is none."""
+"""Faults in the loss and the gradient clipping of a model on several ranks; a single rank has none."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import clip_by_global_norm, train
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""Vocabularies are padded to a multiple of one of these, or of it times the ranks."""
+"""Vocabularies are padded to a multiple of one of these, or of its product with the ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""From an array (rows, positions, …) and the ranks to the part of each rank."""
+"""Returns the part of an array (rows, positions, …) for each rank."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
     "rows in turn": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
-"""The ways in which the tokens of a batch are shared out."""
+"""Ways to distribute the tokens of a batch."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Faults in the loss, the likeliest first; none on one rank."""
+    """Return faults in the loss, the likeliest first; none on one rank."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean over {ranks} ranks of each rank's mean, which weighs its {name} alike: ranks have "
-            f"unequal numbers of targets{says}",
+            f"the loss is the mean over {ranks} ranks of each rank's mean, which weights its {name} equally: ranks "
+            f"have unequal numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
         for name, own in PARTS.items()
@@ -71,18 +71,18 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """The loss with logits of 0 for tokens that do not exist."""
+    """Return the loss with logits of 0 for padding of the vocabulary."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Faults in the norm to which gradients are clipped; none on one rank, or if nothing is sharded."""
+    """Return faults in the norm for gradient clipping; none on one rank or without sharding."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []
     counts = f"the norm of all gradients counts replicas on every rank ({sharding.ranks} ×)"
-    misses = "the norm of all gradients is that of each rank's own shards: those of other ranks are missing"
+    misses = "the norm of all gradients covers only each rank's own shards: the other ranks' shards are missing"
     return [
         SimulatedFault("clip-norm-of-ranks", says, partial(_train, partial(clip, sharding)))
         for says, clip in ((counts, _counted), (misses, _by_rank))
@@ -96,7 +96,7 @@ def _train(
     batches: tuple[Arrays, ...],
     training: Training,
 ) -> tuple[list[float], Arrays]:
-    """Train as the reference does, with gradients that `clip` has clipped."""
+    """Train as the reference does, with gradients clipped by `clip`."""
 
     def differentiate(*given: Any, **named: Any) -> tuple[np.ndarray, Arrays]:
         loss, gradients = loss_and_gradients(*given, **named)
@@ -106,7 +106,7 @@ def _train(
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip by a norm to which each replica adds."""
+    """Clip by a norm that counts every replica."""
     times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
     norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
@@ -114,7 +114,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip the gradients of each rank by their own norm; of a replica the first rank's is seen."""
+    """Clip the gradients of each rank by their own norm; replicas come from the first rank."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
@@ -130,4 +130,4 @@ def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
-"""All of them, for the catalogue."""
+"""All of these faults, for the catalogue."""

@@ -1,7 +1,7 @@
-"""The capability `gradients`, compared with derivatives by the complex step if the forward pass is right.
+"""The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-What conventions decide is left out: rows in which a query sees no key, and the padding token's row of an embedding,
-which PyTorch's `padding_idx` does not learn.
+Parts that conventions decide are left out: rows in which a query sees no key, and the embedding of padding. PyTorch's
+`padding_idx` does not learn the latter.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from transparity_conformance.report.text import describe_error
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
-"""By the name of the parameter, and of its shape."""
+"""Gradients by parameter name, with the parameter's shape."""
 
 
 class Replicas(NamedTuple):
-    """The gradients of replicas that differ between ranks, in a row for each."""
+    """The gradients of replicas that differ between ranks, one row per rank."""
 
     ranks: int
     gradients: Gradients
 
 
 POSITIONS_OF_LARGE = 8
-"""Positions of the row that gradients of a large model are compared on."""
+"""The number of positions on which gradients of a large model are compared."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -80,8 +80,10 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
 def judge_gradients(
     gradients: Gradients, probe: Probe, loss: Loss, dtype: str, replicas: Replicas, unknown: Collection[str] = ()
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's; a missing one or one of the wrong shape is wrong, but for
-    those that are `unknown`."""
+    """Compare the gradients of `loss` with the reference's.
+
+    A gradient that is missing or has the wrong shape is wrong, unless it is `unknown`.
+    """
     ours = _derivatives(probe, loss)
     if probe.is_large and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
@@ -94,7 +96,7 @@ def judge_gradients(
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
-    # Gradients flow backwards: of the wrong ones, the last in the forward pass went wrong first.
+    # Gradients flow backwards: the wrong one that is last in the forward pass went wrong first.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
@@ -106,7 +108,7 @@ def judge_gradients(
 
 
 def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
-    """The claim, if all gradients of a large model are right; None if one is wrong, which takes longer to place."""
+    """Return the claim if all gradients of a large model are right; None if one is wrong and must be located."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):
@@ -124,7 +126,7 @@ def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Gradients of which some are wrong, and what may be the cause."""
+    """Gradients of which some are wrong, and their possible causes."""
 
     ours: Derivatives
     gradients: Gradients
@@ -133,24 +135,24 @@ class Disagreement:
 
     @property
     def named(self) -> str:
-        """The last of those that are wrong, and the number of the others."""
+        """Return the name of the last wrong gradient, and the number of other wrong ones."""
         return self.wrong[-1] + (f" and {len(self.wrong) - 1} more" if self.wrong[1:] else "")
 
     def left(self, settled: Gradients) -> float:
-        """The largest difference that is left with other gradients; infinite if it is more than rounding."""
+        """Return the largest remaining difference with other gradients; infinite if it exceeds rounding."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, replicas: Replicas) -> Iterator[Cause]:
-        """Causes that come of the ranks: replicas that were not added up, or added up once too often."""
+        """Yield causes from several ranks: replicas that were not reduced, or reduced twice."""
         if (ranks := replicas.ranks) == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
             settled = {n: put_together(replicas.gradients[n], axis=0) for n in self.wrong if n in replicas.gradients}
             if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
-                says = f"the gradients of {self.named} are those of one rank: their {how} over {ranks} ranks is missing"
+                says = f"the gradients of {self.named} are one rank's: their {how} over {ranks} ranks is missing"
                 yield Cause("gradient-not-reduced", says, None, rest, 1.0)
         for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
             settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
@@ -158,7 +160,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Gradients that are missing, and one factor of all; `actual` are those along the directions of ours."""
+        """Yield missing gradients, and a common factor; `actual` are derivatives along our directions."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
         if not set(actual) >= set(self.budgets):
@@ -181,7 +183,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """The factors that have a meaning."""
+    """Return the factors that have a meaning."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -198,7 +200,7 @@ def _requests(probes: Probes) -> Requests:
 
 
 def _requests_here(forward: ForwardPass) -> Requests:
-    """The rows of the first probe that no convention decides; of a large model, the start of the first of them."""
+    """Return the rows of the first probe without a convention; for a large model, the start of the first one."""
     key, probe = first_of(forward.probes)
     return {key: _cut(probe)}
 
@@ -213,7 +215,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """The forward pass of the rows that gradients are compared on; of a large model, whose rows are cut, none."""
+    """Return the forward pass of the rows for gradients; without rows for a large model, which are cut."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -238,8 +240,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients; in this process the loss may come with them, and is a claim, while a bundle has a section
-    for losses."""
+    """Judge the gradients and, in this process, the loss that comes with them."""
     ((key, probe),) = requests.items()
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
@@ -247,7 +248,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
     if set(unknown) >= set(filter(is_learned, probe.parameters)):
         return found
     if key not in forward.probes and f"{key}/loss_and_gradients" in answers:
-        found += not_compared("loss_and_gradients: of a large model its loss is not compared; `loss` is")
+        found += not_compared("loss_and_gradients: for a large model, only the loss of `loss` is compared")
     elif f"{key}/loss_and_gradients" in answers:
         of_loss, loss = _judge_loss(key, answers, forward)
         found += of_loss
@@ -260,7 +261,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """A line for each reason for which gradients are not known, with the first of the parameters."""
+    """Yield a line for each reason why gradients are unknown, with the first parameter."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
         yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"
@@ -271,7 +272,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """The result for the loss that came with the gradients; a wrong form of it leaves the gradients compared."""
+    """Return the result for the loss that came with the gradients, and the loss if its form is right."""
     claim = "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)
@@ -285,7 +286,7 @@ GRADIENTS = Capability(
     name="gradients",
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
-    purpose="the gradients are those of the first probe's loss by every parameter",
+    purpose="the gradients of the first probe's loss by every parameter",
     ways=(Way("gradients", _requests, here=_requests_here),),
     ask=_ask,
     shapes=_shapes,

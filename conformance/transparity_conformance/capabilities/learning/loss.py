@@ -1,5 +1,7 @@
-"""The capability `loss`, compared with the cross-entropy of the port's own logits, so that wrong logits are not counted
-as a wrong loss."""
+"""The capability `loss`, compared with the cross-entropy of the port's own logits.
+
+Wrong logits therefore do not count as a wrong loss.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from transparity_conformance.report.report import Cause
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""By probe; NumPy's numbers, for which an overflow or a division by 0 raises nothing."""
+"""NumPy floats by probe, for which overflow or division by 0 raises nothing."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
@@ -43,7 +45,7 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether the loss of a probe can be compared: with logits of the right shape, and a target that counts."""
+    """Return whether the loss of a probe can be compared: it needs logits of the right shape and a counted target."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and _counts(probe)
 
@@ -55,7 +57,7 @@ def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def as_loss(value: Any) -> np.ndarray:
-    """The one number that a port returned; raises `TypeError` for anything else."""
+    """Return the single number in a port's result; raise `TypeError` for any other result."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise TypeError(f"a loss of the shape {array.shape} and dtype {array.dtype}, expected one number")
@@ -67,9 +69,9 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     """Compare losses with the reference's.
 
     Args:
-        name: the claim.
-        losses: by probe; those that `has_a_loss`.
-        forward: the logits of the same port.
+        name: The claim.
+        losses: The losses of the probes that `has_a_loss`.
+        forward: The logits of the same port.
 
     Returns:
         The findings, and the loss function that the port computes, or None if it is unknown.
@@ -106,14 +108,16 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """The budgets relative to the size of each loss: a sum rounds by more than a mean."""
+    """Return the budgets scaled by the size of each loss, because a sum has more rounding than a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Fit one share of label smoothing, or one factor, to all probes; one probe alone would not tell. `even` are the
-    losses for uniform targets."""
+    """Fit label smoothing, or one factor, to all probes; a single probe does not determine it.
+
+    `even` are the losses for uniform targets.
+    """
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
@@ -144,11 +148,11 @@ def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
-    """Return the budget of a loss that may come from logits before they were rounded."""
+    """Return the budget of a loss that may come from unrounded logits."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
-    # A mean of differences of logits has at most the error of two logits.
+    # The mean of differences of logits has at most the error of two logits.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
 
 

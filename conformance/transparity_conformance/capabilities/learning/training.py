@@ -1,4 +1,4 @@
-"""The capability `train`: some steps of a tiny model, from the same weights on the same batches as the reference."""
+"""The capability `train`: a few steps of a tiny model, with the reference's weights and batches."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ from transparity_conformance.report.report import Cause
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""Trainings are kept for so many configurations, more than there are presets, which are checked over and over."""
+"""The number of configurations with cached trainings, more than there are presets."""
 
 NEAREST_FAULTS = 3
-"""Number of faults tried with their own budgets if none explains all within those of the right training: longer steps
-and smaller divisors round by more."""
+"""The number of faults tried with their own budgets if none explains everything.
 
-# The gradients exceed `max_norm` in one of them only; `eps` is large enough for its absence to show. The last step is
-# the first behind the warm-up: more steps would cost as much time again, and Adam's rounding grows with every step.
+Longer steps and smaller divisors have more rounding than the right training.
+"""
+
+# The gradients exceed `max_norm` in only one of them; `eps` is large enough for its absence to show. The last step is
+# the first after the warm-up: more steps take longer, and Adam's rounding grows with every step.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
@@ -61,8 +63,10 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return the same system with few parameters, as the reference differentiates by a forward pass for each; sizes
-    divide among `ranks`."""
+    """Return the same system with few parameters, each of which costs the reference a forward pass.
+
+    Sizes divide among `ranks`.
+    """
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
     heads = max(2, ranks * (1 + (grouped and not shared)))
@@ -79,7 +83,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """The special tokens in a vocabulary of `TOKENS`: small ones stay, large ones are counted from its end."""
+    """Return the special tokens for a vocabulary of `TOKENS`: large ones are moved to its end."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]
@@ -114,14 +118,14 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the losses and the learned parameters of the right training, or of one with a fault."""
+        """Return the losses and learned parameters of the right training, or of one with a fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
-    """The trainings of a tiny model of the system."""
+    """Return the trainings of a tiny model of the system."""
     small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
@@ -135,8 +139,10 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """The trainings, in sizes that several ranks divide, and there one step of the first: after one, replicas that
-    were clipped by other norms begin to differ."""
+    """Return the trainings in sizes that divide among the ranks; several ranks add a single step.
+
+    After one step, replicas clipped by different norms start to differ.
+    """
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
@@ -151,7 +157,10 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
-    """Return the losses and the parameters. Raises any error of the port, and `TypeError` for a wrong shape or name."""
+    """Return the losses and parameters.
+
+    Raises any error of the port, and `TypeError` for a wrong shape or name.
+    """
     parameters = request.parameters
     copied = [{name: as_given(value) for name, value in batch.items()} for batch in request.batches]
     losses, became = port.built_for(request.config, parameters).train(copied, request.training)
@@ -191,7 +200,7 @@ def _explaining(
     became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
 ) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
-        """The number of tensors that differ from the wrong training by more than budgets of the right one allow."""
+        """Return how many tensors differ from the wrong training by more than the right training's budgets."""
         return sum(
             share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
             for request in became
@@ -209,7 +218,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """The error that is the largest share of its budget, of the right training or of one with a fault."""
+    """Return the error with the largest share of its budget, for the right training or one with a fault."""
     oracle = request.oracle(fault)
     return max(
         (

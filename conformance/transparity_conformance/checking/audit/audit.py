@@ -1,4 +1,4 @@
-"""The audit of a loader, beside the verdict on its forward pass."""
+"""The audit of a loader, in addition to the verdict on its forward pass."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader; what it does not follow is listed, and diverges only if that was asked.
+    """Audit the fields and tensors of a loader.
 
-    Given weights are those of one model, and have no variants. Code for one model has settings built in, and is right
-    with them.
+    Ignored fields and tensors are listed; they diverge only if the user asked for the audit. Given weights are not
+    audited, because they belong to one model without variants.
     """
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
@@ -59,7 +59,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """A divergence for each field and each tensor; of a field with several values, the first that is wrong."""
+    """Yield a divergence for each field and tensor; for a field with several values, the first wrong one."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
@@ -71,7 +71,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """The claim that every field is obeyed, or every tensor read; none if nothing was audited."""
+    """Yield the claim that every field is obeyed, or every tensor read; nothing if nothing was audited."""
     if faults:
         worst = max(faults, key=lambda fault: share(fault.error, fault.budget))
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)
@@ -81,7 +81,7 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Fields and tensors that no call shows, and values that the port refuses."""
+    """Yield the fields and tensors that affect no call, and the values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
         yield from (f"{file} {name}: no call shows it" for name in names)

@@ -1,4 +1,4 @@
-"""The audit of a configuration: a port, built with a change, has to change exactly where the reference does."""
+"""The audit of a configuration: each change must affect the port exactly as it affects the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from transparity_conformance.checking.audit.variants import Changed, Variant, va
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
+from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT
 from transparity_conformance.oracle.oracle import Arrays, budget_of
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
@@ -32,45 +33,51 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""Tokens of the source and of the target: beyond every window, bucket and original length of a variant."""
+"""Numbers of source and target tokens, beyond every window, bucket and original length of a variant."""
 
 ROWS = [0, 1, 3]
-"""Rows of mixed inputs in which every query sees a token: all different, padding on the right, padding inside."""
+"""Rows of mixed inputs in which every query sees a token: full, padded on the right, padded inside."""
 
 
 class AuditProbe(Probe):
-    """A call of which the logits are compared."""
+    """A call whose logits are compared."""
 
     @functools.cached_property
     def oracle(self) -> LogitsOracle:
         return LogitsOracle(self.config, self.parameters, self.inputs)
 
     def error(self, logits: np.ndarray) -> float:
-        """The largest difference from the reference's logits."""
+        """Return the largest difference from the reference's logits."""
         return gap(logits, self.oracle.expected["logits"])
 
     def budget(self, dtype: str) -> float:
-        """The largest difference that rounding explains; once it was asked for, that of sums in sequence, too."""
-        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_in_sequence(dtype))
+        """Return the largest difference that rounding explains, from every error measured so far."""
+        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_again(dtype))
         return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
 
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
-        """Return whether logits differ by more than rounding from the reference's; a difference just over the budget
-        may be that of sums taken in sequence."""
+        """Return whether logits differ from the reference's by more than rounding.
+
+        A difference slightly over the budget is compared again: with sequential sums, then with more neighbours.
+        """
         if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
-            self.oracle.noise_in_sequence(dtype)
+            self.oracle.measure_again(dtype)
+        if 1 < share(self.error(logits), self.budget(dtype)) < LUCK:
+            self.oracle.measure_again(dtype, NEIGHBOURS_OF_HOT)
         return share(self.error(logits), self.budget(dtype)) > 1
 
     def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """The difference from a reference with another configuration or parameters; None if it is more than rounding,
-        or the parameters are not of that model."""
+        """Return the difference from a reference with another configuration or parameters.
+
+        Returns None if it exceeds rounding, or if the parameters do not fit the model.
+        """
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.budget(dtype)) <= 1 else None
 
 
 def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The reference's logits; None if the parameters are not of the model."""
+    """Return the reference's logits; None if the parameters do not fit the model."""
     shapes = parameter_shapes(config)
     if any(name not in parameters or parameters[name].shape != shapes[name] for name in shapes):
         return None
@@ -78,7 +85,7 @@ def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str
 
 
 def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
-    """The call of a model with drawn weights; `tiny`: with activations beside which eps is large."""
+    """Return a call of a model with random weights; `tiny` gives activations so small that eps matters."""
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
@@ -87,17 +94,17 @@ def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
 
 @dataclass(frozen=True)
 class Audited:
-    """A port that is built with a change."""
+    """A port that can be built with a change."""
 
     edited: Callable[[Edit], Port]
-    """Returns the port with a change."""
+    """Return the port with a change."""
     model_type: str | None
-    """The family of the folders that a loader reads; None: the port is a `build`."""
+    """The family of the folders that a loader reads; None if the port is a `build`."""
     files: tuple[str, str]
-    """Where its fields and its tensors are."""
+    """The places of its fields and its tensors."""
 
     def logits(self, edit: Edit, probe: AuditProbe, dtype: str) -> np.ndarray | PortError:
-        """The answer of the port that is built with a change, or the error with which it refuses."""
+        """Return the logits of the port built with a change, or the error that it raises."""
 
         def call() -> np.ndarray:
             return run(built(in_precision(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
@@ -106,14 +113,14 @@ class Audited:
 
 
 def audited_of(build: Port) -> Audited:
-    """Return a port as one that can be audited: a loader of a family, or a `build(config, parameters)`."""
+    """Return a port prepared for an audit: a loader of a family, or a `build(config, parameters)`."""
     if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
         return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"))
     return Audited(functools.partial(_edited, build), None, ("config", "parameters"))
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """`port` with a parameter left out."""
+    """Return `port` with a parameter left out."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -125,11 +132,11 @@ def _edited(port: Port, edit: Edit) -> Port:
 
 
 KEPT = 4
-"""Models whose calls stay in memory."""
+"""The number of models whose calls are cached."""
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """A call in which a port that ignores the field answers otherwise; None if none does."""
+    """Return a call that a port answers differently if it ignores the field; None without such a call."""
     for tiny in (False, True):
         probe = probe_of(variant.config, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -139,12 +146,12 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""Variants of one change with calls that show them, the second for ports that refuse the first; None: none does."""
+"""Variants of one change with the calls that show them, or None; the second is tried if the first is undecided."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Each change of a small model, in variants that show."""
+    """Return each change of a small model, as variants with the calls that show them."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -156,21 +163,26 @@ def _that_show(changed: Changed, dtype: str) -> Exercised:
 
 
 def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progress: Progress) -> Iterator[AuditedField]:
-    """Build the port for every variant of a model, and compare its answer with the reference's."""
+    """Build the port for every variant of a model, and compare its logits with the reference's."""
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
+        results: list[AuditedField] = []
         for variant, probe in variants:
             result = AuditedField(variant.name, variant.value, "not exercised")
-            if probe is not None:
-                result = _judged(port, variant, probe, dtype)
-            if result.outcome != "refused":
+            results.append(result if probe is None else _judged(port, variant, probe, dtype))
+            if not _is_open(results[-1]):
                 break
-        yield result
+        yield next((each for each in reversed(results) if each.outcome != "refused"), results[-1])
+
+
+def _is_open(result: AuditedField) -> bool:
+    """Return whether another value decides: the port refuses this one, or is off by as much as a right one may be."""
+    return result.outcome == "refused" or (result.outcome == "wrong" and share(result.error, result.budget) < LUCK)
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:
-    """The result for a variant: its answer is the reference's, that of a port that ignores it, or neither."""
+    """Return the result for a variant: the port follows it, ignores it, or gives a third answer."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe, dtype)
     if isinstance(logits, PortError):
@@ -191,12 +203,12 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> A
 
 
 def reason_of(error: PortError) -> str:
-    """The reason of a refusal, without the call in which it was raised."""
+    """Return the message of an error without the call that raised it."""
     return str(error).partition(" on the probe ")[0].removesuffix(".")
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """The model of a variant with one field of ours as a port may have read it: by default, or as before."""
+    """Yield a variant's model with one field misread: as its default, its previous value or a value to try."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -1,4 +1,4 @@
-"""The audit of model.safetensors: every tensor has to be read, and missed if it is not there."""
+"""The audit of model.safetensors: every tensor must be read, and the loader must fail without it."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from transparity_conformance.report.comparison import gap, share
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """The file of a small model: its tensors, and the call by which they are told."""
+    """The file of a small model: its tensors, and the call that shows them."""
 
     probe: AuditProbe
     parameters: Mapping[str, tuple[str, ...]]
     """The parameters in each tensor."""
     needed: frozenset[str]
-    """The tensors without which the file is not of the model."""
+    """The tensors that the model cannot lack."""
     exercised: frozenset[str]
-    """The tensors that change the reference's answer."""
+    """The tensors that change the reference's logits."""
     dtype: str
 
     @property
     def ends(self) -> set[str]:
-        """The first and the last tensor of each kind."""
+        """Return the first and the last tensor of each kind."""
         first = {kind_of(name): name for name in reversed(list(self.parameters))}
         last = {kind_of(name): name for name in self.parameters}
         return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
-        """Return whether a port gave an answer, and it differs from another by no more than rounding."""
+        """Return whether an answer is not an error and differs from another by at most rounding."""
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.budget(self.dtype)) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """What a port that answers `logits` has in place of tensors, and the difference that this leaves."""
+        """Return what a port with these logits uses instead of the tensors, and the remaining difference."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.dtype, self.probe.config, {**given, **replaced})) is not None:
@@ -66,7 +66,7 @@ class TensorFile:
         again: np.ndarray | PortError,
         found: tuple[str, float] | None,
     ) -> AuditedTensor:
-        """The result for a tensor that the port does not need; `again`: its answer with other random numbers."""
+        """Return the result for a tensor that the port does not need; `again` is its answer with another seed."""
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
         says, left = found or ("random numbers" if is_drawn else "numbers of its own", None)
         without = "never read" if outcome == "never read" else "missing from the file"
@@ -87,7 +87,7 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 
 
 def hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """The parameters in each tensor of a family's file, and the tensors that it cannot be without."""
+    """Return the parameters in each tensor of a family's file, and the tensors that the file cannot lack."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -97,19 +97,19 @@ def hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, .
 
 
 def _counts(probe: AuditProbe, name: str, dtype: str) -> bool:
-    """Return whether another value of a parameter shows in the reference."""
+    """Return whether another value of a parameter changes the reference's logits."""
     logits = logits_with(probe.config, redrawn(probe, (name,)).parameters, probe.inputs)
     return logits is None or probe.is_off(logits, dtype)
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """The same call with other numbers in some parameters."""
+    """Return the same call with other numbers in some parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """The name of a tensor without the number of its layer, which is the first in it."""
+    """Return the name of a tensor without the index of its layer, the first number in it."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -117,13 +117,13 @@ _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """What may stand in the place of the parameters `names`, and the numbers of each."""
+    """Yield possible replacements of the parameters `names`, each with its numbers."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):
         others = {name: _LAYER.sub(layer, name) for name in names if _LAYER.search(name)}
         if len(others) == len(names) and given.keys() >= set(others.values()):
-            yield f"those of {layer.strip('.')}", {name: given[other] for name, other in others.items()}
+            yield f"the tensors of {layer.strip('.')}", {name: given[other] for name, other in others.items()}
     first = next(iter(names))
     for other, value in given.items():
         if len(names) == 1 and other != first and value.shape == given[first].shape:
@@ -133,21 +133,24 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""Seconds after which those of the first and the last layer alone are left out; PyTorch needs 1 or 2 for all."""
+"""Seconds after which only tensors of the first and last layer are left out; PyTorch needs 1 or 2 for all."""
 
 
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor; and, if it is wrong, with each tensor changed."""
+    """Build the port without each tensor and, if it is wrong, with each tensor changed."""
     file = tensor_file(port.model_type, config, dtype)
+    yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
         progress("leaving out tensors", done, len(file.parameters))
         if name in unread:
             yield unread[name]
         elif name in file.needed and name not in ends and time.monotonic() - began > SECONDS:
-            yield AuditedTensor(name, "not tried", "the port takes too long to load, and misses that of other layers")
+            yield AuditedTensor(
+                name, "not tried", "the port takes too long to load, and needs this tensor in other layers"
+            )
         elif (found := _without(port, file, name) if name in file.needed else None) is not None:
             yield found
         else:
@@ -157,7 +160,7 @@ def audited_tensors(
 def missed_in_variants(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """The tensors that the model of a family has with another field alone (a head, biases), and that are not missed."""
+    """Yield the tensors that exist only with another value of a field (a head, biases) and may be missing."""
     if port.model_type is None:
         return
     kinds = {kind_of(name) for name in tensor_file(port.model_type, config, dtype).parameters}
@@ -167,7 +170,7 @@ def missed_in_variants(
         parameters, needed = hub_file(port.model_type, probe)
         names = [name for name in reversed(list(parameters)) if name in needed and kind_of(name) not in kinds]
         new = {kind_of(name): name for name in names}
-        if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # it refuses the field
+        if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # the port refuses the field
             continue
         kinds |= new.keys()
         progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
@@ -176,8 +179,37 @@ def missed_in_variants(
         yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found if each)
 
 
+def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
+    """The tensors beside those of the model with which a loader, right without them, answers otherwise."""
+    for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
+        answer = port.logits(Edit(beside={name: value}), file.probe, file.dtype)
+        if isinstance(answer, PortError) or not file.probe.is_off(answer, file.dtype):
+            continue
+        plain = port.logits(Edit(), file.probe, file.dtype)
+        if not isinstance(plain, PortError) and not file.probe.is_off(plain, file.dtype):
+            says = "no model of the family reads it, and with it in the file the port answers otherwise"
+            error, budget = file.probe.error(answer), file.probe.budget(file.dtype)
+            yield AuditedTensor(name, "not ignored", says, error, budget)
+
+
+def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
+    """Tensors that published folders have beside those of a model: of a head that predicts several tokens, frequencies
+    of rotary positions, and a copy of the tied head."""
+    config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
+    norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
+    found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
+    if config.positions == "rotary":
+        query = next((name for name in held if ".0." in name and "attn" in name), "attn.0.weight")
+        shares = np.arange(0, config.rotated_dim, 2) / config.rotated_dim
+        found[f"{query.rsplit('.', 2)[0]}.rotary_emb.inv_freq"] = (config.rope_theta**-shares).astype(np.float32)
+    tokens = next((value for value in held.values() if value.shape == (config.vocab_size, config.embed_dim)), None)
+    if config.tied_head and tokens is not None:
+        found["lm_head.weight"] = np.array(tokens)
+    return {name: value for name, value in found.items() if name not in held}
+
+
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """The tensors that a wrong port does not follow, and what it has in their place."""
+    """Return the tensors that a wrong port ignores, and what it uses instead."""
     answer = port.logits(Edit(), file.probe, file.dtype)
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer, file.dtype):
         return {}
@@ -197,7 +229,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """The result for a tensor that is left out; None if the port refuses the file."""
+    """Return the result for a tensor that is left out; None if the port refuses the file."""
     logits = port.logits(Edit(without=name), file.probe, file.dtype)
     if isinstance(logits, PortError):
         return None

@@ -1,7 +1,7 @@
-"""Variants of a model that differ in one field of its config.json, as the rows of its family read it.
+"""Variants of a model that differ in one field of its config.json, as its family's rows read it.
 
-No list is kept of what a field means. A field is changed in our configuration, and in the file that is written for it
-the names that differ are those of the field; a field is left out, or a file has another form, and the rows read that.
+The meaning of fields is not listed. A field of our configuration is changed, and the files written before and after are
+compared. Other variants leave out a field or use another file format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMBERS: dict[type, tuple[str, ...]] = {
 
 
 def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
-    """Yield the configurations that make each change, any of which will do; none twice."""
+    """Yield the alternative configurations of each change, without repetitions."""
     fields = dataclasses.fields(config)
     alone = [[{field.name: value} for value in values] for field in fields for values in _values(config, field)]
     seen: set[TransformerConfig | None] = {None}
@@ -42,7 +42,7 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """The values of each change of a field: every other choice is a change of its own, a number has one."""
+    """Yield the alternative values of each change of a field: one change per choice, and one for a number."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -56,10 +56,10 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Changes of several fields of ours that are one of config.json."""
+    """Yield changes of several fields of ours that are one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # the fastest angle makes 13 / 2π turns in the original length: between the two, so that each of them shows
+    # The fastest angle makes 13 / 2π turns in the original length. The limits lie on both sides, so that each shows.
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
@@ -82,7 +82,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig | None:
-    """The configuration with `changes`; None if it is impossible, or the same."""
+    """Return the configuration with `changes`; None if it is invalid or unchanged."""
     try:
         other = dataclasses.replace(config, **changes)
     except ConfigError:
@@ -93,15 +93,15 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""The last words of the fields of a dropout, which evaluation leaves out."""
+"""Suffixes of dropout fields, which evaluation ignores."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A model beside the one that is audited."""
+    """A variant of the audited model."""
 
     name: str
-    """The field of config.json: the first of those that differ."""
+    """The field of config.json; the first if several differ."""
     value: str
     """Its value as JSON, `absent`, or the form of the file."""
     config: TransformerConfig
@@ -111,20 +111,20 @@ class Variant:
     was: str = ""
     """The value of the field in that model."""
     fields: Fields | None = None
-    """The content of config.json, if it is not what is written for `config`."""
+    """The content of config.json, if it differs from the one written for `config`."""
     must_show: bool = True
-    """Whether the field counts only if the reference answers otherwise without it."""
+    """Whether the field counts only if the reference's logits change without it."""
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""The fields of a configuration as a port reads them; None if they cannot express it."""
+"""Returns the fields of a configuration as a port reads them; None if they cannot express it."""
 
 Changed = list[Variant]
-"""Variants of one change, of which the first that shows is taken."""
+"""Variants of one change; the first that shows is used."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """The variants of a small model of a family, by its config.json; without a family, by our configuration."""
+    """Yield the variants of a small model: of its config.json for a family, else of our configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, config)
         return
@@ -138,7 +138,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 
 
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
-    """Fields with another value; of several fields together, if none of them can be changed alone."""
+    """Yield variants with another value of a field, or of several fields that cannot change separately."""
     base = write(config)
     assert base is not None
     every: list[tuple[frozenset[str], Changed]] = []
@@ -147,10 +147,10 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
         by_names: dict[frozenset[str], Changed] = {}
         for other in made:
             fields = write(other) or base
-            if all(differing(each, fields) for _, each in known):  # several may be written alike
+            if all(differing(each, fields) for _, each in known):  # different models may have equal files
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
-        # a port may refuse a fraction where the others write a whole number
+        # A port may refuse a fraction where the other values are integers.
         is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))  # noqa: E731
         every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
@@ -163,7 +163,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """The fields by which a model differs from the nearest one, the first of several, and the variant of that."""
+    """Return the fields that differ from the nearest known model, and the corresponding variant."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -171,15 +171,15 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """The names of the fields that differ, sizes behind what they follow from."""
+    """Return the names of the fields that differ, derived sizes last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
-    # the kinds of all layers change with their number; a flag tells more than the numbers that go with it
+    # The kinds of layers follow from their number; a flag says more than its numbers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
     return sorted(names, key=lambda name: name in later)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Fields that a file may lack, for which a default holds."""
+    """Yield variants without a field that has a default."""
     for name in family.defaults:
         if name in TOKENS or name not in base:
             continue
@@ -188,7 +188,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
             fields["rope_parameters"] = {key: v for key, v in base["rope_parameters"].items() if key != name}
         try:
             other = read_beside(family, config, fields)
-            if name == "image_size":  # small patches of the usual image would be thousands
+            if name == "image_size":  # the default image would have thousands of small patches
                 del fields["patch_size"]
                 other = read_beside(family, config, fields)
         except TransparityError:
@@ -197,8 +197,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Rotary positions as transformers 4 writes them, as older files have them, and as transformers 5 does; those that
-    can express the model."""
+    """Yield rotary fields as older files, transformers 4 and transformers 5 write them, if they express the model."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -208,7 +207,7 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
 
 
 def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
-    """The field that is written otherwise, how, and all fields."""
+    """Yield the field that is written differently, its value, and all fields."""
     if not {"rope_parameters", "rope_scaling"} <= fields.keys():
         return
     four = {name: value for name, value in fields.items() if name != "rope_parameters"}
@@ -216,15 +215,15 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
     scaling = fields["rope_scaling"]
     name = "rope_scaling" if scaling else "rope_theta"
     yield name, f"{json.dumps(fields[name])} (without rope_parameters, as in transformers 4)", four
-    yield "rope_parameters", f"{json.dumps(fields['rope_parameters'])} (alone, as in transformers 5)", five
-    # transformers 5 does not read the older form of a family that has one block for each kind of layer
+    yield "rope_parameters", f"{json.dumps(fields['rope_parameters'])} (only these, as in transformers 5)", five
+    # transformers 5 does not read the older form for families with one block for each kind of layer.
     if scaling and "rope_type" in fields["rope_parameters"]:
         older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}
         yield "rope_scaling", json.dumps(older), {**four, "rope_scaling": older}
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Fields that change nothing, or not what they say: dropout, a window that is switched off, Gemma's old GELU."""
+    """Yield fields that change nothing or something unexpected: dropout, a disabled window, Gemma's old GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:
@@ -235,6 +234,6 @@ def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[
     if "hidden_activation" in base:
         made.append(("hidden_act", {**base, "hidden_activation": None, "hidden_act": "gelu"}))
     for name, fields in made:
-        with contextlib.suppress(TransparityError):  # a family without that form
+        with contextlib.suppress(TransparityError):  # the family lacks that form
             other = read_beside(family, config, fields)
             yield Variant(name, json.dumps(fields[name]), other, config, fields=fields, must_show=False)

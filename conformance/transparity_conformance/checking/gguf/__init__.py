@@ -1,1 +1,1 @@
-"""GGUF files, llama.cpp's format: what a conversion did, told from what quantisation did."""
+"""GGUF files, llama.cpp's format: errors of the conversion, separated from the effect of quantisation."""

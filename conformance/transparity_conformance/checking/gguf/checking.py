@@ -1,4 +1,4 @@
-"""The check of a GGUF file: names, shapes, metadata and every number, and what they do to the logits."""
+"""The check of a GGUF file: names, shapes, metadata, every number, and their effect on the logits."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """The check of a GGUF file against the checkpoint that it was made of."""
+    """The check of a GGUF file against its original checkpoint."""
 
     def __init__(self, port: str, options: Mapping[str, Any]) -> None:
         self.options = options
         self.file = read_gguf(Path(port))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint; raise `UsageError` for one of another architecture."""
+        """Yield the checkpoint; raise `UsageError` if its architecture differs."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
@@ -76,7 +76,7 @@ class GgufCheck:
         return HubTensors(system.name, config, tensors, names)
 
     def _report(self, name: str, faults: list[Divergence], compared: Compared) -> Report:
-        """The report on names, metadata and numbers."""
+        """Return the report on names, metadata and numbers."""
         worst = sorted(compared.measured, key=lambda each: each.share)[-1:]
         verdict: Verdict = "diverges" if compared.faults else "agrees"
         where = [f"{each.tap} ({each.probe})" for each in worst]
@@ -89,15 +89,17 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """The report with what quantisation does to the logits, and what the mistakes do; the search for causes of a
-        tensor that is wrong without a name."""
+        """Return the report with the effects of quantisation and of mistakes on the logits.
+
+        For a wrong tensor without a known mistake, the causes are searched.
+        """
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact, right = (
             (config, system.parameters),
             (config, parameters_from(family, config, compared.as_converted_rightly)),
         )
-        report = report.adding(notes=_effect("quantisation alone", exact, right))
+        report = report.adding(notes=_effect("only quantisation", exact, right))
         try:
             wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
@@ -115,7 +117,7 @@ class GgufCheck:
 
 
 def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:
-    """Every tap of the reference."""
+    """Return every tap of the reference."""
     taps: Arrays = {}
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -126,7 +128,7 @@ def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """The difference that the numbers of a file make on real text, as a note; nothing if they are the same."""
+    """Yield a note on the effect of a file's numbers on real text; nothing if the numbers are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

@@ -1,4 +1,4 @@
-"""The metadata of a file beside the configuration of its checkpoint, as llama.cpp reads it."""
+"""Comparison of a GGUF file's metadata with its checkpoint's configuration, as llama.cpp reads it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Default = Any | Callable[[TransformerConfig], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of the metadata, and the field of the configuration that it is."""
+    """A key of the metadata and its field of the configuration."""
 
     name: str
     field: str
     default: Default = REQUIRED
-    """What llama.cpp takes without it."""
+    """The value that llama.cpp uses without it."""
 
 
 SIZES = (
@@ -56,24 +56,24 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activation of llama.cpp's architectures; it is SiLU in the others."""
+"""The activation of llama.cpp's architectures; the others use SiLU."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED)}
-"""Fields on which the shapes of weights depend."""
+"""Fields that determine the shapes of weights."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
 """The fields of a configuration from which a property is computed."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
-    """The keys that llama.cpp reads of an architecture."""
+    """Return the keys that llama.cpp reads for an architecture."""
     eps = Key(RMS if config.norm == "rms" else LAYER, "norm_eps")
     rotary = (*GROUPED, *ROTARY) if config.positions == "rotary" else ()
     return (*SIZES, eps, *rotary, *(SOFTCAPS if architecture == "gemma2" else ()))
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """The keys with another value than the checkpoint's, and the fields of the file's model; None for other shapes."""
+    """Return a fault for each differing key, and the fields of the file's model; None if its shapes differ."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -93,17 +93,17 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are one in float32, which metadata has."""
+    """Return whether two numbers are equal in float32, the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """A fault that is a fact, and no difference of numbers."""
+    """Return a fault that is a fact rather than a difference of numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
-    """Scaled rotary angles: a kind and a factor in the metadata, or a tensor with a factor for every angle."""
+    """Compare scaled rotary angles: a kind and a factor in the metadata, or a tensor with a factor for every angle."""
     if config.positions != "rotary":
         return [], {}
     faults: list[Divergence] = []
@@ -130,12 +130,12 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
 
 
 def _factors(config: TransformerConfig) -> np.ndarray:
-    """By how much each angle is slowed."""
+    """Return the factor by which each angle is slowed."""
     return rotary_frequencies(dataclasses.replace(config, rotary_scaling="none")) / rotary_frequencies(config)
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
-    """What the checkpoint has, and the architecture of llama.cpp has not, whatever the file says."""
+    """Yield the features of the checkpoint that llama.cpp's architecture lacks."""
     name = file.architecture
     activation = ACTIVATIONS.get(name, "silu")
     if config.activation != activation:
@@ -155,21 +155,21 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
 
 
 MOST_ITEMS = 2**22
-"""Tensors, fields, or items of an array of metadata; the longest lists are those of tokenizers, about 2¹⁹."""
+"""Limit of tensors, fields, or items of a metadata array; the longest lists belong to tokenizers (about 2¹⁹)."""
 
 
 @dataclass(frozen=True, eq=False)
 class GgufTensor:
-    """A tensor as it is stored."""
+    """A tensor as stored."""
 
     name: str
     kind: Any
-    """Its `GGMLQuantizationType`."""
+    """The `GGMLQuantizationType`."""
     shape: tuple[int, ...]
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Its numbers in float32; raises `LoadError` for a type that cannot be dequantised."""
+        """Return its numbers in float32; raise `LoadError` for a type that cannot be dequantised."""
         try:
             found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:
@@ -180,7 +180,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufFile:
-    """An open file."""
+    """An open GGUF file."""
 
     path: Path
     architecture: str
@@ -189,12 +189,12 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
 
     def field(self, name: str) -> Any:
-        """The metadata of the architecture, such as `rope.freq_base`; None if there is none."""
+        """Return the architecture's metadata for a name such as `rope.freq_base`; None if it is missing."""
         return self.fields.get(f"{self.architecture}.{name}")
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Open a file; raises `LoadError` if it cannot be read."""
+    """Open a file; raise `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
         opened: GgufFile = call_port(_read, path)
@@ -204,7 +204,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """The library's reader with bounds: counts are not trusted, and it takes what is beyond the end for empty."""
+    """The library's reader with bounds: the library trusts counts, and treats data beyond the end as empty."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

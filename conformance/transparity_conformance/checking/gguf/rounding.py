@@ -1,4 +1,4 @@
-"""How far a type of numbers may be from what it was made of: one step of its grid, in the same order."""
+"""The rounding error of a GGUF type: one step of its grid, without a change of order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity_conformance.report.comparison import share
 KINDS = gguf.GGMLQuantizationType
 
 FLOATS = {KINDS.F32: 0.0, KINDS.F64: 0.0, KINDS.F16: 2.0**-11, KINDS.BF16: 2.0**-8}
-"""The relative error of rounding to the nearest."""
+"""The relative error of rounding to nearest."""
 
 LEAST = {KINDS.F16: 2.0**-25}
 """The absolute error of rounding near zero."""
@@ -26,22 +26,23 @@ OF_BITS = {
     8: (KINDS.Q8_0,),
 }
 BITS = {kind: bits for bits, kinds in OF_BITS.items() for kind in kinds}
-"""Bits of each number, beside the scale of its block."""
+"""Bits of each number, besides the scale of its block."""
 
 AT_ONCE = 2**16
-"""Blocks that are put in order at once."""
+"""The number of blocks sorted at once."""
 
 OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
-"""Numbers that share a scale; 32 in the other types."""
+"""Types in which 16 numbers share a scale; in others, 32 do."""
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
-    """One step of the type's grid at every number of `right`; None for a type without a grid of its own.
+    """Return one step of the type's grid at every number of `right`; None for a type without its own grid.
 
-    The grid spans the numbers that share a scale with 2ᵇ points. Quantisers choose the scale by the error that it
-    leaves, so a number at the end may be a step away, and no block is further off than that in the mean of squares:
-    llama.cpp's own quantisers leave at most 0.71 of a step in a row (of ±1 at random; else 0.36), and numbers of
-    another row 1.1 or more, in 2 bits.
+    The grid has 2ᵇ points over the numbers that share a scale. Quantisers choose the scale with the least error, so a
+    number at the end may be a step away. The root-mean-square error of a block stays below a step.
+
+    The quantisers of llama.cpp leave at most 0.71 of a step in a row of random ±1, and otherwise 0.36. Another row's
+    numbers differ by at least 1.1 steps in 2 bits.
     """
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
@@ -49,17 +50,16 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
         return None
     blocks = right.reshape(-1, OF_16.get(kind, 32))
     largest = np.abs(blocks).max(axis=1, keepdims=True)
-    # of a block whose scale is the least number of half precision; of some types it is a scale of scales
+    # For a block whose scale is the least number of half precision; in some types it is a scale of scales.
     least = 2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1)
     steps = 2 * largest / (2 ** BITS[kind] - 1) + least
     return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
 
 
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
-    """The error of the worst block and its steps, both in the root of the mean of squares.
+    """Return the root-mean-square error of the worst block, and its root-mean-square step.
 
-    A block is what is quantised at once; of floating numbers, each is rounded alone. A longer part would hide what is
-    wrong in one of its blocks.
+    A block is quantised at once; for floats, it is a single number. Errors in one block would vanish in a longer part.
     """
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
@@ -70,7 +70,7 @@ def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: A
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
-    """Return whether numbers may be those of `right` in a type, which has a grid; one more rounding is allowed."""
+    """Return whether numbers can be `right` in a type with a grid, with one more rounding allowed."""
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False
@@ -78,10 +78,10 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """By how much numbers that share a scale are in another order than in `right`.
+    """Return how far numbers that share a scale are in another order than in `right`.
 
-    It is 0 however they were quantised, for each is rounded to a grid that they share: a larger number is never given
-    a smaller one. Numbers that are equal in `right` are in any order.
+    Quantisation keeps the order, because it rounds all of them to one grid; the result is then 0. Equal numbers of
+    `right` may be in any order.
     """
     if kind not in BITS:
         return 0.0

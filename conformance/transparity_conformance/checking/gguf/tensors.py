@@ -1,4 +1,4 @@
-"""The tensors of a file beside the hub's: names, shapes, and numbers within a step of their type."""
+"""Comparison of a file's tensors with the hub's: names, shapes, and numbers within a step of their type."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ from transparity_conformance.report.text import listed
 
 SAYS = {
     "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",
-    "gguf-norm-offset": "1 is added, which llama.cpp expects of Gemma alone",
+    "gguf-norm-offset": "1 is added, which llama.cpp expects only for Gemma",
     "gguf-rows-permuted": "{wrong}; llama.cpp expects that {right}",
     "gguf-transposed": "it is transposed",
     "gguf-tensor-swapped": "it has the numbers of {other}",
     "gguf-scaled": "it is {factor:.4g} × the hub's",
-    "gguf-disorder": "numbers that share a scale are in another order than the hub's, which no rounding gives: the "
-    "file is damaged, or was made of other numbers",
+    "gguf-disorder": "numbers that share a scale are in another order than the hub's. No rounding does this: the "
+    "file is damaged, or was made from other numbers",
 }
 
 
 @dataclass(eq=False)
 class Compared:
-    """The tensors of a file in the hub's layout, and what is wrong with them."""
+    """The tensors of a file in the hub's layout, and their faults."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
-    """As llama.cpp takes them."""
+    """As llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
     """With every mistake undone, and the same quantisation."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    """The worst block of each tensor, beside a step of its type."""
+    """The worst block of each tensor, relative to a step of its type."""
     not_compared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class HubTensors:
-    """The tensors of a checkpoint, as a hub has them."""
+    """The tensors of a checkpoint, in the hub's layout."""
 
     family: str
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
     names: Mapping[str, str]
-    """The file's name of each of them."""
+    """The file's name of each tensor."""
 
     def layout(self, name: str) -> StoredLayout:
-        """The layout that llama.cpp expects of a tensor."""
+        """Return the layout that llama.cpp expects for a tensor."""
         return layout_of(self.family, self.names[name], self.config)
 
     def expected(self, name: str) -> np.ndarray:
-        """A tensor as the file should have it."""
+        """Return a tensor in the file's layout."""
         return self.layout(name).to_file(self.tensors[name])
 
 
 def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
-    """Hold tensors of the file to the hub's, by the hub's `names`; each has the right shape."""
+    """Compare tensors of the file with the hub's `names`; their shapes are right."""
     compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
-        # a layout may add 1, and taking it away again rounds
+        # A layout may add 1; subtracting it again rounds.
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
         compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
@@ -93,7 +93,7 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """The first mistake that leaves no more than a step, if there is one, and the numbers without it."""
+    """Return the first mistake that explains a tensor within a step, if any, and the numbers without it."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -118,7 +118,7 @@ COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 
 def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Tensors that are missing, of another shape, or of no use."""
+    """Yield faults for tensors that are missing, of another shape, or unknown."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
@@ -133,12 +133,12 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
 
 
 def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """The head in the file of a model whose head is its embeddings: it has to be the same numbers."""
+    """Yield faults of a stored head that must equal the embeddings."""
     if not hub.config.tied_head or OUTPUT not in file.tensors:
         return
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
     if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
-        yield known_fault(OUTPUT, "its shape is not that of the embeddings, which are the head", "gguf-shape")
+        yield known_fault(OUTPUT, "its shape differs from the embeddings, which are the head", "gguf-shape")
         return
     says = "it is not the embeddings, which are the head of the checkpoint"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
@@ -156,19 +156,19 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""The architecture of llama.cpp that runs a family."""
+"""The llama.cpp architecture of each family."""
 
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """A change between the hub's layout and that of the file, both ways."""
+    """A change between the hub's layout and the file's, in both directions."""
 
     to_file: Change
     to_hub: Change
     says: str
-    """What the numbers of the file are beside the hub's."""
+    """How the numbers of the file differ from the hub's."""
 
 
 SAME = StoredLayout(np.asarray, np.asarray, "it is as in the hub's file")
@@ -177,7 +177,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Rows for rotations of neighbours: the halves of each head are interleaved."""
+    """Return the layout for rotations of neighbours: rows of the two halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -191,7 +191,7 @@ def permuted(heads: int) -> StoredLayout:
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """The file's name of each of the hub's tensors; those that a file has no name for are left out."""
+    """Return the file's name of each hub tensor; tensors without one are left out."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:
@@ -203,7 +203,7 @@ def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iter
 
 
 def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout:
-    """The layout that llama.cpp expects of the tensor `name` of its own."""
+    """Return the layout that llama.cpp expects for its tensor `name`."""
     if ARCHITECTURES[family] is gguf.MODEL_ARCH.LLAMA and (match := QUERY_OR_KEY.fullmatch(name)):
         return permuted(config.num_heads if match[1] == "q" else config.key_value_heads)
     if family.startswith("gemma") and name.endswith("norm.weight"):
@@ -214,7 +214,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Layouts that a conversion may have given a tensor by mistake, by the id of the mistake."""
+    """Return the wrong layouts that a conversion may give a tensor, by the id of the mistake."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads
@@ -230,7 +230,7 @@ def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) 
 
 
 def check_family(family: str, architecture: str, path: object) -> None:
-    """Raise `UsageError` if a file is of another architecture than llama.cpp has for a family."""
+    """Raise `UsageError` if a file's architecture is not the one of the family in llama.cpp."""
     if family not in ARCHITECTURES:
         raise UsageError(
             f"A {family} cannot be checked as a GGUF file; expected a checkpoint of {', '.join(ARCHITECTURES)}."

@@ -1,4 +1,4 @@
-"""The evidence of a check: what is known of a port so far. Every stage adds to it; at the end it is the report."""
+"""The evidence of a check: every stage adds to it, and it becomes the report."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Inter
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of
 from transparity_conformance.running.process.running import Port, in_precision
 
-INTERRUPTED = "the check was interrupted: what had no cause by then is unexplained, and the rest was not compared"
+INTERRUPTED = "the check was interrupted: faults without a cause are unexplained, and the rest was not compared"
 
 
 class LastReport:
-    """The last report on a port, of which `located` is told when it is new that the port diverges."""
+    """The last report on a port; `located` receives the first one that diverges."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
 
     def __call__(self, report: Report) -> None:
-        """Receive a report before its causes are sought."""
+        """Receive a report before the search for causes."""
         self.report = report
         self.located(report)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Raise `Interrupted`, with the report, for a Ctrl-C after something was found to diverge."""
+        """Raise `Interrupted`, with the report, on Ctrl-C after a divergence was found."""
         try:
             yield
         except KeyboardInterrupt as ended:
@@ -58,7 +58,7 @@ class LastReport:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """A check as it was asked for: the arguments of `check`."""
+    """The arguments of `check`."""
 
     preset: str | None
     config: TransformerConfig | None
@@ -73,25 +73,25 @@ class Arguments:
 
     @property
     def name(self) -> str:
-        """The system's name in the report."""
+        """Return the system's name in the report."""
         return self.preset or "config"
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """The probes that can be judged in the precision."""
+        """Return the probes that can be judged in the precision."""
         wanted = _probes(self.preset, self.config, self.parameters)
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
 
     @functools.cached_property
     def long(self) -> list[LongProbe]:
-        """The long prompts that were asked for."""
+        """Return the long prompts that the user asked for."""
         first = next(iter(self.probes.values()))
         return long_probes(first.config, first.parameters, self.lengths)
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
-    """The probes of a preset, of a configuration, or of a configuration with given parameters."""
+    """Return the probes of a preset, a configuration, or a configuration with given parameters."""
     if config is None and (preset is None or parameters is not None):
         needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
         raise PortError(f"check() was given {needs}; name one.")
@@ -101,24 +101,24 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
         return probes_of_preset(preset)
     if parameters is None:
         return probes_of(config, preset or "config")
-    if not isinstance(parameters, InFolder):  # then they were checked when they were read
+    if not isinstance(parameters, InFolder):  # reading them from a folder checks them
         check_parameters(config, parameters)
     return probes_with(config, parameters, preset or "config")
 
 
 class Evidence(LastReport):
-    """What is known of a port: its answers, what it computed on the way to them, and the report so far."""
+    """The state of a check: the port's answers, its recorded operations, and the report so far."""
 
     ran: Ran
     """The answers to the probes."""
     repeated: ClaimResult
     """The comparison of two runs."""
     form: AnswerForm | None = None
-    """The form of the answers, if they are no logits."""
+    """The form of the answers, if they are not logits."""
     recorded: RecordedPort = NOT_ASKED
     """The operations of a port whose logits are wrong."""
     answer: Answer | None = None
-    """The wrong logits of a port whose operations are recorded, with the single faults that give them."""
+    """The wrong logits of a recorded port, with the single faults that reproduce them."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 
@@ -136,12 +136,12 @@ class Evidence(LastReport):
 
     @property
     def first(self) -> Probe:
-        """The first probe, which is that of the sizes that were asked for."""
+        """Return the first probe, which has the requested sizes."""
         return next(iter(self.ran.probes.values()))
 
     @property
     def reached(self) -> ReachedCalls:
-        """The calls at other sizes."""
+        """Return the calls at other sizes."""
         return self.ran.reached
 
     def agrees(self) -> bool:
@@ -159,7 +159,7 @@ class Evidence(LastReport):
 
     @property
     def ranks(self) -> ProcessGroup:
-        """The processes of a port on several ranks."""
+        """Return the processes of a port on several ranks."""
         assert self.group is not None
         return self.group
 
@@ -176,15 +176,15 @@ class Evidence(LastReport):
 
     @functools.cached_property
     def clock(self) -> Clock:
-        """The time for the search for causes."""
+        """Return the clock of the search for causes."""
         return self.new_clock()
 
     def new_clock(self) -> Clock:
-        """As much time as was asked for."""
+        """Return a new clock with the whole time budget."""
         return Clock(self.arguments.budget, self.progress)
 
     @property
     def judged_ranks(self) -> int:
-        """The ranks whose sharding may be wrong: what one rank has, too, is not the sharding's doing."""
+        """Return the number of ranks whose sharding may be wrong; 1 if a single rank has the same error."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

@@ -1,6 +1,6 @@
-"""Answers in another form than logits: recognised by their numbers, named, and read as logits if they can be.
+"""Answers in another form than logits: recognised by value, named, and converted to logits if possible.
 
-A form is what is returned of the reference's values (`VALUES`), in one arrangement (`PARTS`).
+A form combines a kind of value (`VALUES`) with an arrangement (`PARTS`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
 class OtherForm(Exception):  # noqa: N818 - no error
-    """An answer is not of this form, by its shape."""
+    """The shape of an answer does not fit this form."""
 
 
 @dataclass(frozen=True)
@@ -39,37 +39,41 @@ class Part:
     """An arrangement of an answer."""
 
     says: str
-    """What is returned, with `{}` for the values."""
+    """A description of the answer; `{}` stands for the values."""
     advice: str = ""
-    """A further clause on what to do, with `{}` for the size of the vocabulary."""
+    """A further clause of advice; `{}` stands for the size of the vocabulary."""
     covers: str = ""
-    """The part that is compared; empty: all of it."""
+    """The part that is compared; empty if all of it is."""
     part: Arrange = lambda ours: ours
-    """From an array of the reference to the same part of it."""
+    """Return the same part of an array of the reference."""
     read: Read = lambda theirs, shape: theirs
-    """From the port's answer to the arrangement of `part`, given the shape of the whole; it may raise `OtherForm` or
-    `ValueError` for an answer of another arrangement, whose shape is compared in any case."""
+    """Convert the port's answer to the arrangement of `part`, given the whole shape.
+
+    It may raise `OtherForm` or `ValueError` for an answer in another arrangement. The shape is compared in any case.
+    """
 
 
 @dataclass(frozen=True)
 class Value:
-    """What the numbers of an answer are."""
+    """The kind of an answer's numbers."""
 
     noun: str
     advice: str = ""
     of: Arrange = lambda ours: ours
-    """From the reference's value at `tap` to these numbers."""
+    """Compute these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of a number for a change of the logits by 1."""
+    """The largest change of a number when the logits change by 1."""
     are_ids: bool = False
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """The elementwise error of a port's numbers; raises `OtherForm` for another shape.
+    """Return the elementwise error of a port's numbers; raise `OtherForm` for another shape.
 
     Args:
-        ours: the reference's at `value.tap`, in the arrangement of `theirs`.
+        value: The kind of the numbers.
+        theirs: The port's numbers.
+        ours: The reference's numbers at `value.tap`, arranged as `theirs`.
     """
     if value.are_ids:
         return _below_the_largest(theirs, ours)
@@ -79,7 +83,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """The logits' largest, less that of the token that the port returned: 0 for the right token, or a tie."""
+    """Return the largest logit minus the logit of the returned token: 0 for the right token or a tie."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -106,8 +110,8 @@ PARTS = (
         for axis in range(4)
     ),
     Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
-    Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1]),
-    Part("{} of the last position alone", "", "the last position", lambda ours: ours[:, -1:]),
+    Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1]),
+    Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1:]),
     Part("{} of one row, without a batch dimension,", "", "the first row", lambda ours: ours[0]),
     Part("{} of one position, the last of the first row,", "", "this position", lambda ours: ours[0, -1]),
 )
@@ -126,15 +130,15 @@ VALUES = (
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of a port's answers, and how far they are from the reference's in that form."""
+    """The form of a port's answers, and their error in that form."""
 
     part: Part
     value: Value
     error: float
     budget: float
-    """On the probe where the share is largest."""
+    """On the probe with the largest share."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """The port's, and the one expected, on the first probe."""
+    """The port's shape and the expected one, on the first probe."""
 
     @property
     def agrees(self) -> bool:
@@ -142,11 +146,11 @@ class AnswerForm:
 
     @property
     def has_all_logits(self) -> bool:
-        """Return whether the logits can be read from it."""
+        """Return whether the form contains all logits."""
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The logits of `shape` in an answer that has them all; the answer itself where it is of another form."""
+        """Return the logits in an answer; an answer of another form is returned unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):
@@ -154,7 +158,7 @@ class AnswerForm:
 
     @property
     def says(self) -> str:
-        """The form, and what to return, as a clause."""
+        """Return the form and the required answer, as a clause."""
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
@@ -172,10 +176,10 @@ class AnswerForm:
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """The form of a port's answers, if they have another shape than logits; None if no form has their shapes.
+    """Return the form of a port's answers if they do not have the shape of logits; None if no form fits.
 
-    Of several, one whose numbers agree, the logits themselves, or the nearest. Numbers that are wrong are told by their
-    shape alone, if they are logits in some arrangement, or others in the usual one.
+    Forms whose numbers agree come first, then logits, then the nearest. If the numbers are wrong, only logits or the
+    usual arrangement are recognised.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
@@ -188,7 +192,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Every form that has the shapes of all answers."""
+    """Yield every form that fits the shapes of all answers."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
@@ -203,7 +207,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """The largest error where no convention decides, and its budget; raises `OtherForm` for another shape."""
+    """Return the largest error outside undetermined positions, and its budget; raise `OtherForm` for another shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")
@@ -220,7 +224,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose answers are read as logits; all that it offers is its own."""
+    """A built port whose answers are converted to logits; its other attributes are unchanged."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config
@@ -237,7 +241,7 @@ class _InForm:
 
 
 class _RemoteInForm(_InForm, RemotePort):
-    """The same in a process of its own."""
+    """The same for a port in a separate process."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -247,7 +251,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """The same answers, and the same ports, with logits in place of their form."""
+    """Return the same answers and ports, with logits instead of their form."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

@@ -1,4 +1,4 @@
-"""The stages of a check on the forward pass: the port answers, is listened to, judged, and built again."""
+"""The stages of a check on the forward pass: run the port, record it, judge it, and build it again."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ FORM_ALONE = "all that is computed before the answer, and all that a port may of
 
 SECOND_SEED = 1
 
-DRAWN = "a weight is drawn, not read: built again from the same weights, the port answers otherwise"
-NOT_TIED = "the head is not tied to the token embedding: its weight is drawn anew whenever the port is built"
+DRAWN = "a weight is random, not read: built again from the same weights, the port gives other answers"
+NOT_TIED = "the head is not tied to the token embedding: its weight is random whenever the port is built"
 
 FOLDER = "loader.folder"
 
 HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
-"""The dtypes of files in which a model may compute."""
+"""Stored dtypes in which a model may compute."""
 
 
 def run_probes(evidence: Evidence) -> None:
-    """Run the port on every probe; the first one twice."""
+    """Run the port on every probe, and twice on the first."""
     arguments = evidence.arguments
-    assert len(arguments.long) == len(set(arguments.lengths))  # what does not fit is told before the port runs
+    assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
     ran = run_all(evidence.build, arguments.probes, evidence.progress, logits_only=arguments.logits_only)
     probes = {key: lean(probe, ran.actual[key], evidence.progress) for key, probe in ran.probes.items()}
     evidence.ran = ran = dataclasses.replace(ran, probes=probes)
@@ -69,7 +69,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
-    """Compare two runs; to the bit only within the budget, for a device may sum in any order."""
+    """Compare two runs within the budget, because devices may sum in any order."""
     worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():
         error, budget = gap(value, again[name]), probe.oracle.budget(name, dtype)
@@ -81,7 +81,7 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 
 
 def recognise_form(evidence: Evidence) -> None:
-    """Read answers in another form as logits, if it has all of them."""
+    """Convert answers in another form to logits, if they contain all logits."""
     ran = evidence.ran
     evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
@@ -89,7 +89,7 @@ def recognise_form(evidence: Evidence) -> None:
 
 
 def listen(evidence: Evidence) -> None:
-    """Record the operations of a port whose logits are wrong; that they are is told first."""
+    """Report wrong logits, then record the operations of the port."""
     arguments, ran = evidence.arguments, evidence.ran
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
@@ -120,9 +120,9 @@ def _judged(
     answer: Answer | None,
     repeated: ClaimResult | None = None,
 ) -> Report:
-    """The verdict on what the port shows, with its recorded operations."""
+    """Return the verdict on the port's activations and recorded operations."""
     arguments = evidence.arguments
-    every = {**recorded.probes, **probes}  # what one row tells first is not asked of the others
+    every = {**recorded.probes, **probes}  # recorded single rows come first
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
     if answer is not None:
         answer.found = {tap for call in recorded.calls.values() for tap in call.taps}.difference(*actual.values())
@@ -147,19 +147,19 @@ def _judged(
 
 
 def find_unsteady_line(evidence: Evidence) -> None:
-    """Find the line at which two calls of a port part."""
+    """Find the line at which two calls of a port diverge."""
     evidence.report = with_unsteady_line(evidence.report, evidence.ran.forward, evidence.first)
 
 
 def build_again(evidence: Evidence) -> None:
-    """Explain what has no cause in a port that answers otherwise when it is built again."""
+    """Explain a fault without a cause if the port's answers change when it is built again."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
         return
     with seeded(SECOND_SEED):
         again = answer_or_error(lambda: run(built(evidence.build, probe), probe, logits_only=True))
-    if isinstance(again, PortError):  # it was built before, so that it need not be
+    if isinstance(again, PortError):  # a second build is optional
         return
     error = judged_gap(probe, "logits", again["logits"], evidence.ran.actual[probe.name]["logits"], dtype)
     if share(error, probe.oracle.budget("logits", dtype)) <= 1:
@@ -173,7 +173,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Make the form of answers that are no logits the first divergence."""
+    """Make the form of the answers the first divergence."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -189,7 +189,7 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise what the port raised on some probe, unless it diverges on others, which may be why."""
+    """Raise the port's error, unless it diverges on other probes, which may be the reason."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -197,7 +197,7 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether a loader was given a copy of the checkpoint that was named, and agrees."""
+    """Return whether a loader received a copy of the named checkpoint, and agrees."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
@@ -206,8 +206,8 @@ def is_copied(evidence: Evidence) -> bool:
 def load_as_named(evidence: Evidence) -> None:
     """Give the loader the named folder itself, and compare the logits of the first probe.
 
-    In the folder the tensors have their own dtype, and are in as many files as they were written to; the copy that all
-    other probes use is in float32 in one. What a loader computes may be rounded as its tensors are stored.
+    The folder has tensors in their own dtype, possibly in several files. All other probes use a copy in float32 in one
+    file. A loader may round as its tensors are stored.
     """
     parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
     assert isinstance(parameters, InFolder)
@@ -237,7 +237,7 @@ def load_as_named(evidence: Evidence) -> None:
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
-    """The error, and the budget of a model that computes in the precision asked for, or as its tensors are stored."""
+    """Return the error and the budget of a model that computes in the requested precision or as stored."""
     budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
     return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
@@ -257,7 +257,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
     probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
-    if isinstance(taps, PortError):  # it answered this call before, and wrongly
+    if isinstance(taps, PortError):  # the first answer to this call was wrong
         return
     probes, actual, recorded, answer = {probe.name: probe}, {probe.name: taps}, NOT_ASKED, None
     if not arguments.logits_only:
@@ -273,5 +273,5 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def find_line_of_step(evidence: Evidence) -> None:
-    """Find the line at which a wrong step of cached decoding parts from the forward pass."""
+    """Find the line at which a wrong step of cached decoding diverges from the forward pass."""
     evidence.report = with_line_of_step(evidence.report, evidence.ran.forward, evidence.ran.probes)

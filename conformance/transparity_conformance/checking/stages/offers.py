@@ -1,9 +1,8 @@
-"""All that a port offers besides its forward pass, and its histories.
+"""The capabilities of a port besides its forward pass, and its histories.
 
-In a history, one built port goes through many calls, and has to answer as a fresh one does. A port that keeps state
-between calls (a cache that is not reset, gradients that add up, dropout switched on by a training, a counter) answers
-the first calls well. So forward passes on tokens that come back are mixed, by a seeded draw, with everything else that
-the port offers, and every answer is compared as the first was.
+In a history, one built port receives many calls and must answer each as a new object would. A port that keeps state
+between calls answers only the first ones right. Examples are a cache that is not reset, gradients that accumulate, and
+dropout left on by training. Repeated forward passes are therefore mixed at random with all other capabilities.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CALLS = 120
 """Forward passes of a history: if all are right, at most one call in 40 is wrong, at 95 % (1 − 0.05^(1/n) is 2.5 %)."""
 
 CALLS_OF_LARGE = 2
-"""The same for a model whose every forward pass takes long."""
+"""The same for a model whose forward passes are slow."""
 
 CLAIM = "histories"
 
@@ -73,7 +72,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """All capabilities; none of a port that computes in another precision, for they are off as well."""
+    """Compare all capabilities; none if the forward pass is in another precision, which affects them too."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
@@ -83,7 +82,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """The capabilities that need no parameters of their own; the others are listed."""
+    """Compare the capabilities that need no parameters of their own; list the others."""
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered]
     others = offered - {row.attribute for row in OF_GIVEN}
@@ -98,13 +97,13 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A capability in one way, and the requests that a port has answered well."""
+    """A capability in one way, with requests that the port has answered correctly."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """What is wrong at first, too."""
+    """Faults that the first answer had too."""
 
 
 def compare_history(
@@ -113,15 +112,15 @@ def compare_history(
     """Call one object many times, and compare every answer.
 
     Args:
-        port: the port, which has answered every probe and request once.
-        forward: its first logits, which agree.
-        first: the result of its capabilities; those that agree are asked again.
-        rows: the capabilities as they were compared; without them, those of the table.
+        port: The port, which has answered every probe and request once.
+        forward: Its first logits, which agree.
+        first: The result of its capabilities; those that agree are requested again.
+        rows: The capabilities as they were compared; empty: the whole table.
     """
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
-    if not is_large:  # a port with a careless cache would take the answer to its twin for that to the first probe
+    if not is_large:  # a port with a bad cache would return its twin's answer for the first probe
         added = twin(next(iter(forward.probes.values())))
         logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
         forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
@@ -133,7 +132,7 @@ def compare_history(
 
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    """The result of the forward passes of ports that have been trained or have generated, if one is wrong."""
+    """Return the first wrong forward pass of a port after training or generation, if any."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
@@ -149,14 +148,14 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    short = dataclasses.replace(forward, reached=())  # calls across thresholds came before these
+    short = dataclasses.replace(forward, reached=())  # calls across thresholds are already compared
     comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Follow the order of calls, and end with the first wrong answer."""
+    """Make the calls in order, and stop at the first wrong answer."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):
@@ -178,7 +177,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """The largest difference of the logits from those expected, infinite if the port fails now, and its budget."""
+    """Return the largest difference from the expected logits and its budget; infinite if the port fails."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)
@@ -190,8 +189,8 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    """The result of asking the same object again, if it is wrong now."""
-    says = "right at first, and wrong when the same object is asked again: something is kept between calls"
+    """Return the result of asking the same object again, if its answer is wrong."""
+    says = "right at first, and wrong when the same object is called again: something is kept between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():

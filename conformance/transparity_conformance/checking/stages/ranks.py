@@ -1,7 +1,8 @@
-"""The stages of a check on several ranks: one rank of the same code, replicas, and what each rank drops in training.
+"""The stages of a check on several ranks: a single rank of the same code, replicas, and dropout in training.
 
-What differs between one rank and many beyond rounding is the sharding's doing. A port may offer one forward pass as in
-training, `with_dropout(**tokens)`, a dict of taps: shards have to drop their own entries, replicas the same ones.
+Differences between one rank and many, beyond rounding, come from the sharding. A port may offer a forward pass in
+training mode, `with_dropout(**tokens)`, that returns a dict of taps. Shards must drop different entries, and replicas
+the same ones.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from transparity_conformance.running.process.running import Port, built, in_prec
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
 METHOD = "with_dropout"
-"""The method of a port that runs as in training."""
+"""The method of a port that runs in training mode."""
 
 SIDES = 2
-"""Each of the two runs may be off by its budget."""
+"""Each of the two runs may use its whole budget."""
 
 FLUKE = 1e-6
-"""Masks are of one seed if independent ones were the same with a smaller chance than this."""
+"""Masks share a seed if independent masks would be equal with a smaller probability than this."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -49,9 +50,9 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Run many ranks and one of the same code on probes, and compare; probes that the port refuses are left out.
+    """Compare many ranks with one rank of the same code; probes that the port refuses are left out.
 
-    Raises `PortError` if the many fail; that one does is the reason why nothing was compared.
+    Raises `PortError` if the many ranks fail. If the single rank fails, the comparison is inconclusive.
     """
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
@@ -67,7 +68,7 @@ def against_one(
 
 
 def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
-    """The tap where the two differ by the largest share of the budgets of both."""
+    """Return the tap with the largest difference relative to the budgets of both runs."""
     worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
@@ -80,7 +81,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, replicas that differ and, if all agree, what each rank drops in training."""
+    """Add the comparison with one rank, replicas that differ and, if all agree, dropout in training."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -89,7 +90,7 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with the comparison of one rank and many, and with replicas that are not the same."""
+    """Return the report with the comparison of one rank and many, and with replicas that differ."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
@@ -103,9 +104,9 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """The report with every value that is declared to be the same on all ranks, and is not.
+    """Return the report with each value that is declared a replica and differs between ranks.
 
-    A replica may be off by the largest share of its size that a budget of a tap has.
+    A replica may differ by the largest relative budget of any tap.
     """
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
@@ -136,7 +137,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare what a port drops on each rank, if it offers that; raises `PortError` if its method fails."""
+    """Compare the entries that each rank drops, if the port offers this; raise `PortError` if its method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port does not offer it"])
@@ -155,7 +156,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """The cause, if the wrong entries are dropped: those that are 0 where the reference's are not."""
+    """Return the cause if the wrong entries are dropped: values that are 0 where the reference's are not."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None
@@ -173,6 +174,6 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
 
 
 def _chance(dropped: np.ndarray) -> float:
-    """The chance that an independent mask of the same rate is the same."""
+    """Return the probability that an independent mask of the same rate is equal."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)

@@ -47,7 +47,7 @@ CLAIM, LONG = "forward.reach", "forward.long"
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """Call a port that agrees at other sizes, and at the long prompts that were asked for."""
+    """Call a port that agrees at other sizes and on the requested long prompts."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -72,7 +72,7 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """The model of a loader with the mask of its caller, if it takes one."""
+    """Return the model of a loader that takes an attention mask; empty if it takes none."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
@@ -104,13 +104,13 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
         _bisect(function, model, reached, dtype, asked)
     if reached.wrong:
         probe = reached.wrong[0].probe
-        with contextlib.suppress(PortError):  # then it is wrong alone, too
+        with contextlib.suppress(PortError):  # then a new object is wrong too
             alone = run(built(evidence.build, probe), probe, logits_only=True)
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
 def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str, asked: int) -> bool:
-    """Call a port and compare its logits; return whether it answered. It may refuse lengths beyond the `asked` one."""
+    """Call a port and compare its logits; return whether it answered. It may refuse lengths beyond `asked`."""
     is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
     taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
@@ -130,11 +130,11 @@ def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCal
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference's; a difference over the budget may be that of sums taken in sequence."""
+    """Compare logits with the reference's; slightly over the budget, allow for sequential summation."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
-        if is_masked and logits.shape == expected.shape:  # a row that is padded on the left begins with blind positions
+        if is_masked and logits.shape == expected.shape:  # in a row padded on the left, the first positions see nothing
             logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
@@ -166,14 +166,14 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """The claim on calls, by the one that uses most of its budget."""
+    """Return the claim on calls, represented by the call with the largest share of its budget."""
     worst = max(compared, key=lambda each: share(each.error, each.budget))
     where = f"logits ({worst.probe.name})"
     return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
-    """Add the coverage of a port that agrees, the claims on its reach, and what was left out."""
+    """Add the coverage of a port that agrees, the claims on its reach, and the omissions."""
     reached = evidence.reached
     evidence.report = covered(evidence.report, config, probes, reached.failed)
     if not evidence.agrees():
@@ -190,7 +190,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port on long prompts, the shortest first, up to one that is wrong; that is shortened, too."""
+    """Call a port on long prompts, shortest first, until one is wrong; then shorten that prompt."""
     forward, probes, reached = evidence.ran.forward, evidence.arguments.long, evidence.reached
     dtype, progress = evidence.arguments.dtype, evidence.progress
     for number, probe in enumerate(probes):
@@ -204,7 +204,7 @@ def call_long(evidence: Evidence) -> None:
         reached.compared.append(found)
         if errors is not None and found.is_wrong:
             wrong = np.flatnonzero(~(errors <= found.budget))
-            says = f"position {wrong[0]:,} alone is wrong"
+            says = f"only position {wrong[0]:,} is wrong"
             if len(wrong) > 1:
                 says = f"{len(wrong):,} of {len(errors):,} positions are wrong, from position {wrong[0]:,} on"
             reached.notes.append(f"{probe.name}: {says}")
@@ -215,12 +215,12 @@ def call_long(evidence: Evidence) -> None:
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    """List long prompts that are not tried, for shorter ones are wrong."""
+    """List long prompts that are skipped because shorter ones are wrong."""
     reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether all activations of a wrong call are affordable, so that its cause can be searched."""
+    """Return whether all activations of a wrong call fit into memory, so that its cause can be searched."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
@@ -230,9 +230,9 @@ def can_be_walked(probe: Probe) -> bool:
 
 
 def _errors(forward: Callable[..., Any], probe: LongProbe, reached: ReachedCalls) -> np.ndarray | None:
-    """The largest error of the port at each position; None for logits of another shape."""
+    """Return the largest error of the port at each position; None for logits of another shape."""
     taps = call_model(forward, probe, reached, False, logits_only=True)
-    assert taps is not None  # a port that fails at a length that was asked for has raised
+    assert taps is not None  # a failure at a requested length raises
     logits = taps["logits"]
     return probe.oracle.errors(logits) if logits.shape == probe.oracle.shape else None
 
@@ -249,7 +249,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 def _shorten(
     forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: ReachedCalls
 ) -> None:
-    """Find the shortest wrong prompt: it ends at the first wrong position, unless the port goes by the length."""
+    """Find the shortest wrong prompt; it ends at the first wrong position unless the port depends on the length."""
     right, wrong = 0, len(errors)
     middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
     while right < middle < wrong:

@@ -1,4 +1,4 @@
-"""Families of models: tables of the fields of their config.json and of the names of their tensors, by `model_type`."""
+"""Families of models: tables of config.json fields and tensor names, by `model_type`."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ FAMILIES: Mapping[str, Family] = dict(
         for model_type, family in importlib.import_module(module.name).FAMILIES.items()
     )
 )
-"""Every family, of each file of this folder."""
+"""Every family in this package."""

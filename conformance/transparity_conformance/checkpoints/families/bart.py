@@ -1,5 +1,7 @@
-"""BART (Lewis et al. 2020); Marian's translators (Junczys-Dowmunt et al. 2018); OPT (Zhang et al. 2022), BART's decoder
-alone, with its norms in front."""
+"""BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et al. 2018) and OPT (Zhang et al. 2022).
+
+Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_flag, w
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """The names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
+    """Return the names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -68,7 +70,7 @@ STACKS = (
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
-    *("num_hidden_layers", "extra_pos_embeddings"),  # other names of fields above
+    *("num_hidden_layers", "extra_pos_embeddings"),  # aliases of the fields above
 )
 
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -76,7 +78,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""Fields of older files; transformers builds these variants only."""
+"""Fields of older files; transformers builds only these variants."""
 
 
 def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
-    """Without `tie_word_embeddings`, transformers ties no embeddings either."""
+    """Return the copies of embeddings; without `tie_word_embeddings`, transformers ties none."""
     is_untied = config.shared_embedding and not config.tied_head
     return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
 
@@ -167,14 +169,14 @@ def _write_norms(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _width(fields: Fields) -> dict[str, Any]:
-    """Tokens of another width go through a linear map (OPT-350m)."""
+    """Refuse tokens of another width, which need a linear map (OPT-350m)."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
         raise wrong("word_embed_proj_dim", own, f"{as_json(width)}, as hidden_size is")
     return {}
 
 
-# transformers hides and counts positions by an attention mask; here `pad_id` does, like a tokenizer's mask.
+# transformers masks and counts positions by an attention mask; here `pad_id` defines it, as a tokenizer does.
 OPT = Family(
     model="OPTForCausalLM",
     example=SIZES | {"ffn_dim": 96, "num_attention_heads": 3},

@@ -1,6 +1,9 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020), as encoders; DistilBERT (Sanh
-et al. 2019), half of BERT's layers without token types and a pooler; MPNet (Song et al. 2020), with RoBERTa's positions
-and heads, and T5's bias of distances."""
+"""BERT and encoders like it.
+
+BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020). DistilBERT (Sanh et al. 2019) has
+half of BERT's layers, no token types and no pooler. MPNet (Song et al. 2020) has RoBERTa's positions and heads, and
+T5's relative bias.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,14 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """The output of an encoder: the pooler, if there is one, else the head of masked words, if there is one.
+    """Return the row for an encoder's output: the pooler, else the masked-language head, else hidden states.
 
-    What a head of masked words has goes with its logits alone. An untied head, which has two biases of which one is not
-    read, is left out.
+    An untied head is not imported, because one of its two biases is never read.
 
     Args:
-        model: the class with that head.
-        tensor: its weight.
-        with_gelu: its activation is GELU, whatever the layers have.
+        model: The class with that head.
+        tensor: The weight of the head.
+        with_gelu: Whether its activation is GELU whatever the layers use.
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -96,7 +98,7 @@ BERT = Family(
 
 
 def _counted(fields: Fields) -> dict[str, Any]:
-    """Positions count tokens that are not padding, from pad_token_id + 1 on."""
+    """Return positions that count tokens other than padding, from pad_token_id + 1."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
         raise wrong("pad_token_id", pad, "a token: positions are counted from it")
@@ -150,7 +152,7 @@ DISTILBERT = BERT.variant(
         *("layer_norm_eps", "type_vocab_size"),
     ),
     only={},
-    # with sinusoidal_pos_embds too, the file has a table of positions
+    # With sinusoidal_pos_embds, the file also has a table of positions.
     unneeded=(
         *("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"),
         *("sinusoidal_pos_embds", "tie_weights_"),
@@ -173,7 +175,7 @@ DISTILBERT = BERT.variant(
 )
 
 PAD, BUCKETS, DISTANCE = 1, 32, 128
-"""The token that MPNet counts no position for, and its buckets: transformers has these numbers in its code."""
+"""MPNet's padding token and relative buckets, which are constants in transformers."""
 
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:

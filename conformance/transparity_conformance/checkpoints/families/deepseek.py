@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, and experts in groups behind a few dense layers."""
+"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, and grouped experts after a few dense layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _multiplier(fields: Fields) -> float:
-    """The square of YaRN's factor of `mscale_all_dim`, by which scores are multiplied."""
+    """Return the squared YaRN factor of `mscale_all_dim`, which multiplies scores."""
     given = fields["rope_parameters"] or fields["rope_scaling"] or {}
     share = given.get("mscale_all_dim")
     return _squared(as_number(given, "mscale_all_dim"), as_number(given, "factor")) if share else 1.0
@@ -70,7 +70,7 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """The `mscale_all_dim` of which the factor of the scores is exactly the multiplier."""
+    """Return the `mscale_all_dim` whose factor gives exactly the multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(
@@ -95,13 +95,13 @@ def _experts(fields: Fields) -> dict[str, Any]:
 def _write_experts(config: TransformerConfig) -> dict[str, Any]:
     own = own_layers(config) or [config]
     routed, dense = [each for each in own if each.num_experts], [each for each in own if not each.num_experts]
-    # where no layer has experts, as in one dense layer by itself, any that fit the router will do
+    # If no layer has experts, as in a single dense layer, any values that fit the router are valid.
     width = routed[0].feed_forward_dim if routed else config.shared_expert_dim
     few = config.router_groups * max(2, config.experts_per_token)
     if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
         raise CheckpointError(
             f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)}, with a shared expert "
-            f"of {config.shared_expert_dim} features beside experts of {width}; expected dense layers before the "
+            f"of {config.shared_expert_dim} features and experts of {width}. Expected: dense layers before the "
             "others, and a multiple."
         )
     return {
@@ -114,7 +114,7 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """The projections of queries, which have another name without a latent, and of keys and values."""
+    """Return the projections of queries, whose name depends on the latent, and of keys and values."""
     low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}
@@ -166,7 +166,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     ),
     without=("intermediate_size", "num_key_value_heads", "head_dim", "attention_bias"),
     defaults={"max_position_embeddings": 4096},
-    # the norms of the latents have this eps, whatever that of the others is
+    # The norms of the latents have this eps, whatever the other norms have.
     only={"attention_bias": (False,), "rms_norm_eps": (1e-6,), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
     | {"scoring_func": ("sigmoid",)},
     unneeded=(

@@ -1,4 +1,4 @@
-"""Falcon (Almazrouei et al. 2023): parallel branches with one norm or two, projections fused by groups of heads."""
+"""Falcon (Almazrouei et al. 2023): parallel branches with one or two norms, projections fused by head group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NORMS: dict[str, Table] = {
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """The norms by their number, and queries, keys and values side by side in each group of heads."""
+    """Return the norms, and queries, keys and values side by side in each group of heads."""
     shared = config.num_heads // config.key_value_heads
     rows = {"query": shared * config.head_dim, "key": config.head_dim, "value": config.head_dim}
     fused = {
@@ -38,7 +38,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _heads(fields: Fields) -> dict[str, Any]:
-    """Heads of keys and values, and the branches that go with them."""
+    """Return the heads of keys and values, and the branches."""
     heads, grouped = as_whole(fields, "num_attention_heads"), as_flag(fields, "new_decoder_architecture")
     if grouped and not as_flag(fields, "parallel_attn"):
         raise wrong("parallel_attn", fields["parallel_attn"], "true, by new_decoder_architecture")
@@ -59,7 +59,7 @@ def _write_heads(config: TransformerConfig) -> dict[str, Any]:
     if not is_whole or (grouped and config.branches == "sequential"):
         raise CheckpointError(
             f"The family falcon cannot express {heads} heads of keys and values, of {config.head_dim} features, with "
-            f"branches {config.branches!r}; expected heads that cut embed_dim, and parallel branches for groups."
+            f"branches {config.branches!r}. Expected: heads that cut embed_dim, and parallel branches for groups."
         )
     return {
         "new_decoder_architecture": grouped,
@@ -101,7 +101,7 @@ FALCON = Family(
         flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
         tokens(bos=11, eos=11),
     ),
-    # its linear biases are added before the scale, and rounded to bfloat16
+    # Falcon adds ALiBi biases before the scale and rounds them to bfloat16, which is not supported.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},
     unneeded=("attention_dropout", "hidden_dropout"),
     names={

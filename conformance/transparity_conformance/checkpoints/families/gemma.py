@@ -1,5 +1,8 @@
-"""Gemma (Mesnard et al. 2024), Gemma 2 (Rivière et al. 2024) and the text model of Gemma 3 (Kamath et al. 2025);
-Command R (Cohere 2024), with parallel branches, one norm without a bias and scaled logits, and Command R7B."""
+"""Gemma and Command R.
+
+Gemma (Mesnard et al. 2024), Gemma 2 (Rivière et al. 2024) and the text model of Gemma 3 (Kamath et al. 2025). Command R
+(Cohere 2024) has parallel branches, one norm without a bias and scaled logits; Command R7B adds windows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from transparity_conformance.checkpoints.tables.values import (
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
-    """`gelu` in an older file means its approximation, in transformers too."""
+    """Return the activation; in older files, `gelu` means its tanh approximation, as in transformers."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = as_activation(fields, name)
     return {"activation": "gelu-tanh" if found == "gelu" else found}
@@ -62,7 +65,7 @@ def _power(scalar: float) -> float:
 
 
 def _scalar(multiplier: float) -> float:
-    """The number whose power −½ is the multiplier, whole if one is."""
+    """Return the number whose power −½ is the multiplier, an integer if possible."""
     found = multiplier**-2
     return nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 
@@ -90,8 +93,8 @@ GEMMA2 = GEMMA.variant(
 
 
 def _layers3(fields: Fields) -> dict[str, Any]:
-    """Windows and rotary positions by the kind of a layer."""
-    # A scaling with `type` alone is read as it says, as transformers 4 does; version 5 leaves it out.
+    """Return windows and rotary positions by the kind of layer."""
+    # A scaling with only `type` is applied, as in transformers 4; version 5 ignores it.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
     rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}
@@ -158,7 +161,7 @@ COHERE = PLAIN.variant(
 
 def _windows_cohere2(fields: Fields) -> dict[str, Any]:
     window, kinds = fields["sliding_window"], kinds_every(fields, "sliding_window_pattern")
-    positions = "none" if window is None and kinds else "rotary"  # transformers rotates layers that have a window
+    positions = "none" if window is None and kinds else "rotary"  # transformers rotates layers with a window
     facts = {SLIDING: {"sliding_window": window, "positions": positions}}
     return by_kind(kinds, facts | {FULL: {"sliding_window": None, "positions": "none"}})
 

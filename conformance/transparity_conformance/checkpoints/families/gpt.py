@@ -1,5 +1,8 @@
-"""GPT-2 (Radford et al. 2019); GPT-J (Wang and Komatsuzaki 2021), with parallel branches behind one norm; GPT-NeoX
-(Black et al. 2022) and Pythia, with two norms and projections fused head by head."""
+"""GPT-2, GPT-J and GPT-NeoX.
+
+GPT-2 (Radford et al. 2019). GPT-J (Wang and Komatsuzaki 2021) has parallel branches after one norm. GPT-NeoX (Black et
+al. 2022) and Pythia have two norms and projections fused head by head.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,18 @@ ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
 def _third(packed: np.ndarray, index: int) -> np.ndarray:
-    """A third of the last axis, in PyTorch's orientation: matrices are kept as (in, out)."""
+    """Return a third of the last axis in PyTorch's orientation; matrices are stored as (in, out)."""
     return np.split(packed, 3, axis=-1)[index].T
 
 
 def _packed(leaf: str) -> StoredTensor:
-    """Query, key and value side by side."""
+    """Return query, key and value stored side by side."""
     parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
     return StoredTensor(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 
 def _inner(fields: Fields) -> dict[str, Any]:
-    """Four times the width of the model, if the file has no other."""
+    """Return the feed-forward width, by default four times the model's."""
     inner = fields["n_inner"]
     return {"feed_forward_dim": 4 * as_whole(fields, "n_embd") if inner is None else inner}
 
@@ -129,7 +132,7 @@ def _packed_neox(config: TransformerConfig) -> Table:
 
 
 def _rotary_neox(fields: Fields) -> dict[str, Any]:
-    """The fields of all families hold, and else the older ones."""
+    """Read rotary fields by their general names or, in older files, by NeoX names."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
     given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
     head_dim = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")

@@ -1,6 +1,9 @@
-"""ViT (Dosovitskiy et al. 2021), an encoder of the patches of an image; CLIP (Radford et al. 2021): its tower of texts,
-a decoder of which the end token is pooled, and its tower of images. Each gives one vector a row, projected or not.
-Resizing, mean and deviation of images, and norm and temperature of a pair are outside."""
+"""ViT and CLIP.
+
+ViT (Dosovitskiy et al. 2021) encodes the patches of an image. CLIP (Radford et al. 2021) has a text tower, a decoder
+whose end token is pooled, and an image tower. Each returns one vector per row, projected or not. Preprocessing of
+images, and the norm and temperature of a pair, are outside.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
 def _with_axes(name: str, *axes: int) -> StoredTensor:
-    """A parameter of two axes that is stored with these in place of the last."""
+    """Return a two-axis parameter that is stored with `axes` instead of the last axis."""
     return StoredTensor(((name, _of_two_axes),), partial(_of_more_axes, axes))
 
 
 def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
-    """A kernel (features, channels, height, width) as a matrix, or a table without its axes of 1 in front."""
+    """Reshape a kernel (features, channels, height, width) to a matrix; drop a table's leading axes of 1."""
     is_kernel = tensor.ndim == 4
     return tensor.reshape(len(tensor), -1) if is_kernel else tensor.reshape(-1, tensor.shape[-1])
 
@@ -60,7 +63,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """One position for each patch, and one for the class."""
+    """Return the number of positions: one for each patch, and one for the class token."""
     side, patch = as_whole(fields, "image_size"), as_whole(fields, "patch_size")
     if side % patch:
         raise wrong("image_size", side, f"a multiple of patch_size, {patch}")
@@ -117,11 +120,11 @@ VIT = Family(
 )
 
 LEGACY_EOS = 2
-"""The `eos_token_id` of files of CLIP until 2023, which is not that of their tokenizer: the largest token is pooled."""
+"""The `eos_token_id` of CLIP files before 2023, which their tokenizer does not use; the largest token is pooled."""
 
 
 def _names(stack: str, **norms: str) -> Table:
-    """The names of a tower of CLIP."""
+    """Return the names of a CLIP tower."""
     layer, own = "encoder.layers.{i}", f"{stack}.layers.{{i}}"
     layers = {
         **linears(projections("q_proj", "k_proj", "v_proj", "out_proj"), f"{layer}.self_attn", f"{own}.self_attention"),

@@ -1,5 +1,7 @@
-"""Llama (Touvron et al. 2023) and models built like it: Mistral, Qwen 2, Qwen 3, and those with one part of their own,
-Granite 3 (Granite Team 2024) with factors and OLMo 2 (OLMo Team 2024) with norms behind the sublayers."""
+"""Llama (Touvron et al. 2023) and similar models: Mistral, Qwen 2, Qwen 3, Granite 3 and OLMo 2.
+
+Granite 3 (Granite Team 2024) has additional factors. OLMo 2 (OLMo Team 2024) has its norms after the sublayers.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ LLAMA = Family(
 )
 
 PLAIN = LLAMA.variant(without=("mlp_bias",), always={"feed_forward_bias": False})
-"""Llama without the field of biases in feed-forwards."""
+"""Llama without the field for feed-forward biases."""
 
 NO_BIAS = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
@@ -81,7 +83,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Qwen's layers from `max_window_layers` on have a window, unless `layer_types` differs."""
+    """Return Qwen's windows, in layers from `max_window_layers`, unless `layer_types` differs."""
     window = fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
     first, count = as_whole(fields, "max_window_layers", 0, "a whole number"), as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -126,7 +128,7 @@ def _written_reciprocal(factor: float) -> float:
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields that are called alike here and there."""
+"""Fields with the same name in our configuration."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",

@@ -1,6 +1,8 @@
-"""Models built like Llama but for their positions: Phi-3 (Abdin et al. 2024), with heads rotated in part and fused
-projections; SmolLM3 (Hugging Face 2025), with layers that have no positions (Yang et al. 2025); Ministral 3 (Mistral AI
-2025), with a temperature of queries that grows with their positions."""
+"""Models that differ from Llama in their positions: Phi-3, SmolLM3 and Ministral 3.
+
+Phi-3 (Abdin et al. 2024) rotates parts of heads and fuses projections. SmolLM3 (Hugging Face 2025) has layers without
+positions (Yang et al. 2025). Ministral 3 (Mistral AI 2025) has a query temperature that grows with positions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _packed_phi3(config: TransformerConfig) -> Table:
 
 
 def _rotary_phi3(fields: Fields) -> dict[str, Any]:
-    """Older files of Phi-3 call LongRoPE `su` or, of a later version of its factors, `yarn`."""
+    """Read rotary fields; older Phi-3 files call LongRoPE `su` or `yarn`."""
     own = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
     for name in ("rope_scaling", "rope_parameters"):
         given = fields[name]
@@ -41,7 +43,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """The original length is outside of the scaling, where transformers looks for it first."""
+    """Return rotary fields with the original length outside the scaling, where transformers first looks for it."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 
@@ -59,7 +61,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""What the kind of a layer without positions ends with."""
+"""The suffix of the kind of a layer without positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
 
 
 def _rotated(fields: Fields) -> list[bool]:
-    """Whether each layer has positions."""
+    """Return whether each layer has positions."""
     given, count = fields["no_rope_layers"], as_layers(fields)
     if given is None:
         every = as_whole(fields, "no_rope_layer_interval")
@@ -123,6 +125,7 @@ SMOLLM3 = LLAMA.variant(
 BETA = "llama_4_scaling_beta"
 
 OF_ROTARY: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, ORIGINAL: 16_384}
+"""The `rope_parameters` of a Ministral 3 file without them."""
 OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
 """The `rope_parameters` of a file of Ministral 3 without any."""
 

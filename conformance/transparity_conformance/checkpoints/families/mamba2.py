@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024): state-space models alone, without attention and without feed-forwards."""
+"""Mamba-2 (Dao and Gu 2024): state-space models without attention or feed-forwards."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_whole, 
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""It bounds nothing, and is a number in JSON, unlike the infinity that configurations are published with."""
+"""An upper bound without effect; unlike the infinity in published configurations, it is valid JSON."""
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Projections one under the other, and one convolution of values, keys and queries, in that order."""
+    """Return stacked projections, and one convolution of values, keys and queries, in that order."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     projected = {
@@ -38,7 +38,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """The bounds of the time step, the upper one None if it is infinite, or as large as numbers in float32 are."""
+    """Return the bounds of the time step, with None for an infinite or maximal upper bound."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
@@ -48,7 +48,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """`chunk_size` changes rounding alone: a power of two of which a long sequence has several."""
+    """Return the bounds and `chunk_size`, a power of two below the length, which affects only rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

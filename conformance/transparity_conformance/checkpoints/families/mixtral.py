@@ -1,5 +1,4 @@
-"""Mixtral (Jiang et al. 2024) and models with experts built like it: Qwen 2 MoE and Qwen 3 MoE, OLMoE (Muennighoff et
-al. 2024)."""
+"""Mixtral (Jiang et al. 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE (Muennighoff et al. 2024)."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_
 
 
 def _count(fields: Fields) -> int:
-    """The number of experts, by either of its two names."""
+    """Return the number of experts, by either of its two names."""
     name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
     return as_whole(fields, name, 0, "a whole number")
 
@@ -85,7 +84,7 @@ OLMOE = PLAIN.variant(
 
 
 def sparse(fields: Fields) -> dict[str, Any]:
-    """Return the layers with experts, every `decoder_sparse_step`-th but those of `mlp_only_layers`, and the others."""
+    """Return the layers with experts, every `decoder_sparse_step`-th except `mlp_only_layers`, and the others."""
     dense, every, count = fields["mlp_only_layers"] or [], as_whole(fields, "decoder_sparse_step"), as_layers(fields)
     if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
         raise wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
@@ -99,7 +98,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return the inverse of `sparse`: the layers without experts one by one."""
+    """Return the inverse of `sparse`, with an explicit list of layers without experts."""
     own = own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
@@ -115,7 +114,7 @@ SPARSE |= {"intermediate_size": 6144, "mlp_only_layers": None, "decoder_sparse_s
 
 
 def _window(fields: Fields) -> dict[str, Any]:
-    """The window of all layers."""
+    """Return the window of all layers."""
     return {"sliding_window": fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None}
 
 
@@ -142,8 +141,10 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Layers with and without experts, and with and without a window: every other one from the first on, of those in
-    front of `max_window_layers`, unless `layer_types` differs."""
+    """Return layers with or without experts, and with or without a window.
+
+    Every other layer before `max_window_layers` has a window, from the first, unless `layer_types` differs.
+    """
     found, count = sparse(fields), as_layers(fields)
     if not as_flag(fields, "use_sliding_window"):
         return found

@@ -1,4 +1,4 @@
-"""Qwen3-Next (Qwen team 2025): gated delta networks and, in every fourth layer, gated attention, with experts."""
+"""Qwen3-Next (Qwen team 2025): gated delta networks, gated attention in every fourth layer, and experts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _kernels(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """One convolution (features, 1, width) of queries, keys and values, each of so many features, in that order."""
+    """Return a convolution (features, 1, width) of roles with these widths, stored in this order."""
     begins = itertools.accumulate(widths.values(), initial=0)
     return StoredTensor(
         tuple(
@@ -54,7 +54,7 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Projections of a recurrence, side by side in each group of heads with one key; queries beside their gates."""
+    """Return the projections of a recurrence by groups of heads with one key, and queries with their gates."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}

@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020), the first version and the gated one, and its encoder alone."""
+"""T5 (Raffel et al. 2020): the first version, the gated one, and the encoder without a decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATED = "gated-"
 
 
 def _stack(stack: str, *, last: int) -> Table:
-    """The names of a stack, whose feed-forward is sublayer `last` of each block."""
+    """Return the names of a stack whose feed-forward is sublayer `last` of each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
     names: dict[str, str | StoredTensor] = {
@@ -35,7 +35,7 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """`relu`, or `gated-gelu`, which is the approximation by a tanh."""
+    """Return the feed-forward of a name such as `relu` or `gated-gelu`, the tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
@@ -59,8 +59,11 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """A tied head is scaled. With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true: then,
-    and if a head is missing, the tensors tell whether it is tied."""
+    """Return whether the head is tied and scaled; a tied head is scaled.
+
+    With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true. Then, and without a head, the
+    tensors decide whether it is tied.
+    """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
     is_tied = field == "tie_word_embeddings" and as_flag(fields, field)
     return {
@@ -96,7 +99,7 @@ T5 = Family(
     | {"head_bias": False},
     rows=(
         rename("vocab_size", "source_vocab_size"),
-        rename("n_positions", "max_length", 512),  # of the training; T5 has no limit
+        rename("n_positions", "max_length", 512),  # used in training; T5 has no limit
         rename("d_model", "embed_dim"),
         rename("num_heads", "num_heads"),
         rename("num_layers", "num_encoder_layers"),

@@ -1,1 +1,1 @@
-"""Rows of config.json: each is read, written and audited by one definition."""
+"""Rows of config.json: one definition each for reading, writing and auditing."""

@@ -1,4 +1,4 @@
-"""Families as tables of codecs: their fields by rows, and the names of their tensors."""
+"""Families as tables: rows for their fields, and names for their tensors."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ def _nothing(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """The head of the class for whole sequences, `…ForSequenceClassification`, or for images, or a projection."""
+    """The head of a class for sequences, `…ForSequenceClassification`, for images, or a projection."""
 
     names: Table
-    """Its tensors, in place of those of another head."""
+    """Its tensors, which replace another head's."""
     fields: Fields
-    """Fields of ours with its values."""
+    """Our fields with its values."""
     task: str = "ForSequenceClassification"
-    """The end of the name of the class."""
+    """The suffix of the class name."""
     size: str = "id2label"
-    """The field that has the classes, or their number: of a projection, its width."""
+    """The field with the classes, their number, or the width of a projection."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """The fields of ours, if the class in `architectures` has this head."""
+        """Return our fields if the class in `architectures` has this head."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -88,7 +88,7 @@ class Classifier:
         return {"head": "classes", "num_classes": count, **self.fields}
 
     def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
-        """The fields of config.json, of a family with the class `model`."""
+        """Return the fields of config.json for a family with the class `model`."""
         name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
         if self.size != "id2label":
             return {"architectures": [name], self.size: config.num_classes}
@@ -101,7 +101,7 @@ class Classifier:
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""The head of decoders: the last token that is no padding decides."""
+"""The head of decoders: the last token other than padding decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,34 +109,36 @@ class Family:
     """One `model_type`: the conversion of its fields and its tensors."""
 
     model: str
-    """The class of transformers that reads the written folder, the first of `architectures` in config.json."""
+    """The transformers class that reads the written folder, first in `architectures` of config.json."""
     example: Fields
-    """A small model, as the fields of its config.json. All sizes differ, so that no two axes can be confused; a ratio
-    that ports of the family fix (GPT-2's 4 × n_embd, a head's width of Llama) is kept."""
+    """The config.json fields of a small model.
+
+    All sizes differ, so that no two axes can be confused. Ratios that ports of the family assume are kept, such as
+    GPT-2's 4 × n_embd and Llama's head width.
+    """
     always: Fields
-    """Fields of ours that have one value in the whole family."""
+    """Our fields with one value in the whole family."""
     rows: Sequence[FieldRow]
-    """The fields of config.json; a later row may overrule what an earlier one reads or writes."""
+    """The fields of config.json; later rows override earlier ones."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields that are supported with these values only."""
+    """Fields that are supported only with these values."""
     unneeded: Collection[str] = ()
     """Fields that no forward pass depends on."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = _nothing
-    """Names of tensors that hold several parameters, cut by sizes of the configuration."""
+    """Names of tensors with several parameters, split by sizes of the configuration."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Names in the table that the file of a configuration does not have, though it has what they hold."""
+    """Names in the table that a configuration's file omits, though another tensor has the numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
-    """Names in the table that the file of a configuration has beside the one that holds the same numbers."""
+    """Names in the table of additional copies, with the name of the original."""
     prefixes: Sequence[str] = ()
-    """Prefixes of tensor names, in files of a model with a head."""
+    """Prefixes of tensor names in files of a model with a head."""
     no_parameters: Collection[str] = ()
-    """Patterns of tensors in older files that are computed here."""
+    """Patterns of tensors in older files that we compute."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Tensors that a file has though their numbers are computed here, and how; with other numbers they are parameters:
-    rows are given their names."""
+    """Stored tensors that we can compute, and how; with other numbers, rows treat them as parameters."""
     classifier: Classifier | None = None
-    """The head of classes, if one is read."""
+    """The head for classes, if supported."""
 
     def variant(
         self,
@@ -147,14 +149,14 @@ class Family:
         always: Fields | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a family like this one.
+        """Return a variant of this family.
 
         Args:
-            rows: further rows, in place of those of the same name.
-            without: the names of rows that it does not have.
-            defaults: other values for missing fields.
-            always: further fields of ours that have one value.
-            changes: other attributes of the family.
+            rows: Further rows, which replace rows of the same name.
+            without: The names of rows to drop.
+            defaults: Other values for missing fields.
+            always: Further fixed fields of ours.
+            changes: Other attributes of the family.
         """
         merged = {row.name: row for row in self.rows}
         for name in without:
@@ -169,17 +171,19 @@ class Family:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The values that transformers takes for missing fields."""
+        """Return the values that transformers uses for missing fields."""
         return {name: value for row in self.rows for name, value in row.defaults.items()}
 
     @property
     def understood(self) -> set[str]:
-        """The fields of config.json that are read or refused."""
+        """Return the fields of config.json that are read or refused."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Return the fields of ours from `given`, of a checkpoint with the tensors `names`; raise `CheckpointError` for
-        a value that is not supported, and for a missing field."""
+        """Return our fields from `given`, for a checkpoint with the tensors `names`.
+
+        Raises `CheckpointError` for an unsupported value or a missing field.
+        """
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "none")
@@ -193,7 +197,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the fields of config.json; the family expresses the configuration if `read` gives it back."""
+        """Return the fields of config.json; if `read` returns the configuration again, the family expresses it."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
@@ -202,7 +206,7 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """The names of all tensors of a configuration, and ours."""
+        """Return the names of all tensors of a configuration, and ours."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

@@ -12,12 +12,12 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_layers,
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
-    """Return the fields of ours of layers that differ.
+    """Return our fields for layers that differ.
 
     Args:
-        kinds: the kind of each layer.
-        facts: the fields of ours of each kind, of `PER_LAYER`; those of the first that occurs hold for the rest, but
-            for a window and for rotary positions, which the configuration has if any layer does.
+        kinds: The kind of each layer.
+        facts: Our `PER_LAYER` fields of each kind. The first kind that occurs gives the general values, except that any
+            window or rotary positions are kept.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -32,10 +32,10 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
 
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
-    """Return the fields of ours of layers that differ in two ways: as `found` says, and by `kinds` with `facts`.
+    """Return our fields for layers that differ in two ways: by `found`, and by `kinds` with `facts`.
 
     Args:
-        first: the kind of all layers, if `found` has layers of one kind.
+        first: The kind of all layers, if `found` has only one kind.
     """
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
@@ -49,13 +49,13 @@ def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], fi
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Convert `layer_types` of `count` layers into `sliding_window`, and the kinds of layers with and without it."""
+    """Convert `layer_types` of `count` layers to `sliding_window` and the kinds of layers with and without it."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Windows in every other layer from the first on, unless `layer_types` differs."""
+    """Return a row for windows in every other layer, from the first, unless `layer_types` differs."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
@@ -74,11 +74,11 @@ def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING,
 def kinds_every(
     fields: Fields, every: str | int, known: tuple[str, str] = (SLIDING, FULL), *, first: bool = False
 ) -> list[str]:
-    """Return the kinds of all layers: `layer_types`, or the second of the `known` in every layer of so many.
+    """Return the kinds of all layers: `layer_types`, or the second `known` kind at regular intervals.
 
     Args:
-        every: the number, or the field that has it.
-        first: the first layer of each group is the one, not the last.
+        every: The interval, or the field that has it.
+        first: Whether the first layer of each group has that kind, instead of the last.
     """
     count = as_layers(fields)
     if fields["layer_types"] is not None:
@@ -99,5 +99,5 @@ def layer_kinds(config: TransformerConfig) -> list[str]:
 
 
 def window_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the window and the layers that have it."""
+    """Return the window and the kinds of layers."""
     return {"sliding_window": config.sliding_window, "layer_types": layer_kinds(config)}

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: bases, parts of a head, and scalings, read and written in each of their forms."""
+"""Rotary positions in a config.json: bases, parts of heads, and scalings, read and written in every form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_flag, a
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The fields of rotary positions, beside `rope_theta`."""
+"""The fields of rotary positions, in addition to `rope_theta`."""
 
 ROTARY_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -24,13 +24,13 @@ ROTARY_KEYS: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", ORIGINAL),
     "longrope": ("short_factor", "long_factor", ORIGINAL),
 }
-"""The keys of each kind of scaling."""
+"""The required keys of each kind of scaling."""
 
 OPTIONAL_KEYS: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("attention_factor", "factor"),
 }
-"""The keys that a kind of scaling may have."""
+"""The optional keys of a kind of scaling."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
 """The keys that every kind may have."""
@@ -46,15 +46,15 @@ SCALING: dict[str, Any] = {
     "rotary_short_factors": (),
     "rotary_long_factors": (),
 }
-"""Rotary positions that are not scaled."""
+"""Our fields of unscaled rotary positions."""
 
 
 def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
-    """Return rotary positions, as transformers 4 writes them (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+    """Return rotary positions, from the fields of transformers 4 (`rope_theta`, `rope_scaling`) or 5.
 
     Args:
-        fields: of config.json.
-        head_dim: the features of a head, in a family of which heads may be rotated in part; None: wholly.
+        fields: The fields of config.json.
+        head_dim: The features of a head, if the family may rotate only part of them; None: whole heads.
     """
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": as_number(given, "rope_theta")}
@@ -73,11 +73,11 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
-    """Return the base and the scaling of each kind of layer, whose `rope_parameters` are an object for each kind.
+    """Return the base and scaling of each kind of layer; `rope_parameters` has an object for each kind.
 
     Args:
-        fields: of config.json.
-        own: the fields that each kind has in place of them.
+        fields: The fields of config.json.
+        own: The fields that replace them for each kind.
     """
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
@@ -87,7 +87,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """The name of the field with the scaling, its kind, and its content with `rope_theta`."""
+    """Return the name of the field with the scaling, its kind, and its content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -100,7 +100,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """`rotary_dim`, if a `share` of the features of a head is rotated."""
+    """Return `rotary_dim` if only a `share` of a head's features is rotated."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
@@ -124,7 +124,10 @@ def _llama3(given: Fields) -> dict[str, Any]:
 
 
 def _yarn(given: Fields) -> dict[str, Any]:
-    """Without an attention factor, it is 0.1 · mscale · ln(factor) + 1, of `mscale` by that of `mscale_all_dim`."""
+    """Return YaRN scaling; the default attention factor is 0.1 · ln(factor) + 1.
+
+    With `mscale` and `mscale_all_dim`, it is the ratio of 0.1 · scale · ln(factor) + 1 for the two.
+    """
     usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
     factor = as_number(given, "factor")
@@ -143,8 +146,10 @@ def _yarn(given: Fields) -> dict[str, Any]:
 
 
 def _longrope(given: Fields) -> dict[str, Any]:
-    """Without an attention factor, it is √(1 + ln(factor) / ln(original length)), of the factor by which the sequence
-    is longer than the original one."""
+    """Return LongRoPE scaling; the default attention factor is √(1 + ln(factor) / ln(original length)).
+
+    The factor is the maximal length relative to the original one.
+    """
     original = as_whole(given, ORIGINAL)
     longer = given.get("factor")
     longer = given["max_position_embeddings"] / original if longer is None else as_number(given, "factor")
@@ -173,11 +178,11 @@ SCALINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-"""Fields of ours by the kind of scaling, whose keys `max_position_embeddings` is added to."""
+"""Converts the keys of each kind of scaling, and `max_position_embeddings`, to our fields."""
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
-    """Return the scaling, with all keys that its kind has and the attention factor itself."""
+    """Return the scaling with all keys of its kind and an explicit attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     ours: dict[str, Any] = {
         "factor": config.rotary_factor,
@@ -195,7 +200,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return rotary positions as both transformers 4 and 5 write them; published files have one of the two forms."""
+    """Return rotary positions in the forms of both transformers 4 and 5; published files have one of them."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {
@@ -207,7 +212,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """The `partial_rotary_factor`, of which `rotary_dim` is the whole part of a product; rounding may make it less."""
+    """Return the `partial_rotary_factor` that gives exactly `rotary_dim` after truncation."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 
@@ -217,5 +222,5 @@ def rope(
     write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
     **defaults: Any,
 ) -> FieldRow:
-    """Rotary positions, by default of whole heads."""
+    """Return a row for rotary positions, by default of whole heads."""
     return derived(read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults)

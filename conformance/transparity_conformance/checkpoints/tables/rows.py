@@ -1,8 +1,8 @@
 """Rows of a family's table: each is a field of config.json that is read, written, audited and listed.
 
-A row has the fields that it reads, with the values that transformers takes for missing ones, and both directions:
-fields of ours from those of config.json, and back. `rename`, `flag`, `whole`, `number`, `enum`, `switch` and
-`activation` make a row for one field; `derived` makes one of a function and its inverse.
+A row has the fields that it reads, transformers' defaults for missing ones, and conversions in both directions.
+`rename`, `flag`, `whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row
+from a function and its inverse.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from transparity_conformance.checkpoints.tables.values import (
 )
 
 Read = Callable[[Fields], dict[str, Any]]
-"""Computes fields of ours from those of config.json."""
+"""Computes our fields from the fields of config.json."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""Computes fields of config.json from a configuration: the inverse of `Read`, for what it can express."""
+"""Computes fields of config.json from a configuration; the inverse of `Read` where possible."""
 
 Value = Callable[[Fields, str], Any]
 """Returns the value of a field, checked and converted."""
 
 REQUIRED = object()
-"""The default of a field that a file has to have."""
+"""The default of a required field."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class FieldRow:
     """A field of config.json, or several that are computed together."""
 
     name: str
-    """The first of its fields; a row of a variant replaces that of the same name."""
+    """The first of its fields; a variant's row replaces the row of the same name."""
     reads: tuple[str, ...]
     """The fields of config.json."""
     defaults: Fields
-    """The values that transformers takes for missing fields; a field without one is null."""
+    """The values that transformers uses for missing fields; other missing fields are null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """Computes fields of ours from those of config.json and from the names of the tensors."""
+    """Computes our fields from the fields of config.json and the names of the tensors."""
     write: Write
     ours: tuple[str, ...] = ()
-    """The fields of ours that are read unchanged."""
+    """Our fields that are read unchanged."""
 
 
 def _value(
@@ -73,37 +73,37 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """A field that is one of ours, or several, by another name.
+    """Return a row for a field that has other names in our configuration.
 
     Args:
-        name: in config.json.
-        ours: our names.
-        default: the value that transformers takes if the field is missing.
-        written: the attribute of a configuration that is written, in place of the first of `ours`.
+        name: The name in config.json.
+        ours: Our names.
+        default: The value that transformers uses for a missing field.
+        written: The attribute to write, instead of the first of `ours`.
     """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
 
 
 def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
-    """A truth value; null is false."""
+    """Return a row for a boolean; null is false."""
     return _value(name, ours, default, as_flag, _same, "")
 
 
 def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """A size: a whole number, at least 1."""
+    """Return a row for a size, an integer of at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """A number greater than 0, converted by `to` and `back`."""
+    """Return a row for a number greater than 0, converted by `to` and `back`."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """One of `values`, each with ours; the first of several for one of ours is written."""
+    """Return a row for one of `values`, each with our value; the first of equal ones is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -112,12 +112,12 @@ def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRE
 
 
 def activation(name: str, default: Any = REQUIRED) -> FieldRow:
-    """An activation of the feed-forward."""
+    """Return a row for an activation of the feed-forward."""
     return enum(name, "activation", ACTIVATIONS, default)
 
 
 def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
-    """A truth value for one of two choices of ours; null is false."""
+    """Return a row for a boolean that selects one of two values of ours; null is false."""
 
     def choice(fields: Fields, name: str) -> str:
         return on if as_flag(fields, name) else off
@@ -126,13 +126,13 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Fields of ours that are computed from several of config.json, or in a way of their own.
+    """Return a row for our fields that are computed from several fields of config.json.
 
     Args:
-        read: computes fields of ours.
-        write: its inverse.
-        reads: the fields that are read and null if they are missing.
-        defaults: the other fields that are read, with the values that transformers takes for missing ones.
+        read: Computes our fields.
+        write: Its inverse.
+        reads: Fields that are null if missing.
+        defaults: Other fields, with the values that transformers uses for missing ones.
     """
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
@@ -140,18 +140,18 @@ def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
 def by_tensors(
     read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
 ) -> FieldRow:
-    """As `derived`, with the names of the tensors as another argument of `read`."""
+    """Return a row as `derived`, with the names of the tensors as another argument of `read`."""
     names = (*defaults, *reads)
     return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
 
 
 def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """The sizes of a model with one stack, by their usual names.
+    """Return rows for the sizes of a model with one stack, by their usual names.
 
     Args:
-        stack: encoder or decoder.
-        length: the default of `max_position_embeddings`.
-        inner: the field of the width of feed-forwards.
+        stack: `encoder` or `decoder`.
+        length: The default of `max_position_embeddings`.
+        inner: The field of the feed-forward width.
     """
     side = "source" if stack == "encoder" else "target"
     return (
@@ -165,18 +165,18 @@ def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") 
 
 
 def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Return no field: what the row reads is written by another one, or by the tensors."""
+    """Return no field; another row or the tensors determine it."""
     return {}
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """The special tokens that transformers takes for missing ones: `pad`, `bos`, `eos`, `decoder_start`."""
+    """Return a row for the default special tokens of transformers: `pad`, `bos`, `eos`, `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Two fields that are one of ours."""
+    """Return a row for two fields that are one of ours."""
 
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:
@@ -187,7 +187,7 @@ def same(name: str, other: str, ours: str) -> FieldRow:
 
 
 def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """The width of a head, if it is not embed_dim / num_heads."""
+    """Return a row for the width of a head, if it is not embed_dim / num_heads."""
     return derived(
         lambda fields: as_head_width(fields, width, **sizes),
         lambda config: {width: config.head_dim},

@@ -26,7 +26,7 @@ ACTIVATIONS = {
 }
 
 MOST_LAYERS = 10_000
-"""The most layers that are imported; they are listed one by one."""
+"""The largest number of layers, which are listed one by one."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
@@ -35,7 +35,7 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Return ours of the value of a field."""
+    """Return our value for the value of a field."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -48,12 +48,12 @@ def as_activation(fields: Fields, name: str) -> str:
 
 
 def activation_name(config: TransformerConfig) -> str:
-    """Return the first of transformers' names of an activation."""
+    """Return transformers' first name of an activation."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
 
 
 def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
-    """Return a size: a whole number, at least 1, or another `least`."""
+    """Return an integer of at least `least`."""
     if not is_whole(fields[name], least):
         raise wrong(name, fields[name], expected)
     return int(fields[name])
@@ -76,7 +76,7 @@ def as_number(fields: Fields, name: str) -> float:
 
 
 def as_flag(fields: Fields, name: str) -> bool:
-    """Return a truth value; null is false."""
+    """Return a boolean; null is false."""
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])
@@ -85,16 +85,16 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim`, if a head is not embed_dim / num_heads wide."""
+    """Return `attention_head_dim` if a head's width is not embed_dim / num_heads."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first of the candidates, or of the numbers next to the last, that is `right`; else the last.
+    """Return the first candidate, or number near the last one, that is `right`; else the last.
 
-    The exact inverse of a conversion that rounds.
+    This inverts a conversion that rounds.
     """
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]

@@ -1,1 +1,1 @@
-"""The reach of a difference: to which positions, tokens and predictions."""
+"""The reach of a difference: the positions, tokens and predictions that it changes."""

@@ -1,9 +1,8 @@
-"""Coherent errors: a fault whose effect is hidden in the budget, found because rounding does not point its way.
+"""Coherent errors: faults whose effect is within the budget but unlike rounding.
 
-The budget bounds the largest error. An error that is smaller than it, but lies along the effect of a catalogued fault
-(the reference with the fault, less the reference), adds up over all logits, where rounding cancels. The logits' error
-is regressed on each effect; its coefficient, in units of its own rounding, is held to what the reference's rounding
-reaches at neighbouring points.
+The budget bounds the largest error. A smaller error along the effect of a known fault (the reference with the fault
+minus the reference) accumulates over all logits, whereas rounding cancels. The logits' error is regressed on each
+effect. The coefficient, in units of its own rounding, is compared with the reference's rounding at neighbouring points.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The neighbouring points at which the reference's own rounding is measured."""
+"""The number of neighbouring points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes that are looked at, of models that are not large: those on which most faults show."""
+"""The probes that are tested, if the model is not large; most faults show on them."""
 
 Errors = Mapping[str, np.ndarray]
-"""Differences of logits, flat, by probe."""
+"""Flattened differences of logits, by probe."""
 
 Key = tuple[str, str]
 Effects = dict[Key, tuple[Hypothesis, np.ndarray]]
-"""By a fault's id and variant: what it does to the logits of one probe."""
+"""The effect of each fault, by its id and variant, on the logits of one probe."""
 
 _kept: WeakKeyDictionary[Probe, Effects] = WeakKeyDictionary()
 
@@ -49,20 +48,20 @@ class Coherent:
     coefficient: float
     """1 if the port has the whole fault."""
     excess: float
-    """Its length along the effect, over the most that rounding has there."""
+    """Its length along the effect, relative to the largest one that rounding has."""
     cause: Cause | None
-    """The fault, if nothing coherent is left with it in the reference."""
+    """The fault, if the reference with it leaves nothing coherent."""
 
     @property
     def says(self) -> str:
         return (
-            f"the logits are within the budget, but their error is no rounding: it holds {self.coefficient:.3g} × the "
-            f"effect of a fault ({self.hypothesis.fault.description}), {self.excess:.3g} × the most that rounding does"
+            f"the logits are within the budget, but their error is not rounding: it contains {self.coefficient:.3g} × "
+            f"a fault's effect ({self.hypothesis.fault.description}), {self.excess:.3g} × the maximum of rounding"
         )
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Find the effect along which the logits' error lies farther than rounding can."""
+    """Find the effect along which the logits' error exceeds rounding the most."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -93,13 +92,13 @@ def coherent_error(results: Results, dtype: str) -> Coherent | None:
 
 
 def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """The port's logits less the oracle's; 0 where a convention or a near-tie decides."""
+    """Return the port's logits minus the oracle's; 0 where a convention or a near-tie decides."""
     expected = probe.oracle.expected["logits"]
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
 
 def _own(probe: Probe, dtype: str, index: int) -> np.ndarray:
-    """The reference's own rounding of the logits at a neighbouring point."""
+    """Return the reference's own rounding of the logits at a neighbouring point."""
     return probe.oracle.rounding("logits", dtype, index).ravel()
 
 
@@ -110,7 +109,7 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """The effect along which `errors` lie farthest: how far, in units of rounding, the coefficient, and its key."""
+    """Return how far `errors` lie along an effect, in units of rounding, the coefficient, and the effect's key."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0
@@ -125,11 +124,13 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """The effects of all faults on the logits of `probe`, each made at all the sites that it can be made at."""
+    """Return the effects of all faults on the logits of `probe`, each at all possible sites."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
-        for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):  # which may be declared
+        for hypothesis in widest(
+            each for each in every if each.fault.id != "low-precision"
+        ):  # low precision may be declared
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]
             except Impossible:

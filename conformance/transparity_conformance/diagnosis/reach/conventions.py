@@ -1,4 +1,4 @@
-"""What is never a fault: a convention for queries that see no key, which is named, and near-ties of a router."""
+"""Differences that are not faults: a convention for queries that see no key, and near-ties of a router."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 
 ID = "wholly_hidden"
-OURS = "ours weighs all keys alike; that is a convention, not a fault, and what depends on it is not judged"
+OURS = "ours weighs all keys equally; this is a convention, not a fault, and positions that depend on it are not judged"
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """The largest difference that only a convention explains, if the port has another one than ours."""
+    """Yield the largest difference that only a convention explains, if the port's differs from ours."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -32,22 +32,22 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """The same as a sentence, with the name of the port's convention if the catalogue has it."""
+    """Return the same as a sentence that names the port's convention if the catalogue has it."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
 def near_tie_notes(results: Results, dtype: str) -> list[str]:
-    """The positions that depend on a choice between experts that rounding may turn, as a sentence; none without."""
+    """Return a sentence on the positions that depend on a near-tie between experts; empty without one."""
     tied, total = tied_outputs(results, dtype)
     says = (
-        f"near_ties: experts tie to within rounding in {dtype}, so that either may be chosen; {tied} of {total} "
-        "positions of the output depend on it, and are judged by the port's own scores alone, where it shows them"
+        f"near_ties: experts tie within rounding in {dtype}, so either may be chosen. {tied} of {total} "
+        "positions of the output depend on it, and are judged only by the port's own scores, where available"
     )
     return [says] * (tied > 0)
 
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
-    """The positions of the output that depend on a near-tie, and all."""
+    """Return the number of output positions that depend on a near-tie, and of all output positions."""
     shown = [result for result in results.values() if result.recorded]  # some ports show none in its shape
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
@@ -55,8 +55,10 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether a verdict can be given: by the scores of the port's own routers, or as most of the output depends
-    on no near-tie."""
+    """Return whether a verdict is possible.
+
+    It is if the port shows the scores of its routers, or if most of the output depends on no near-tie.
+    """
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total
@@ -76,7 +78,7 @@ def _named(results: Results) -> str:
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:
-    """Return whether nothing is left of the differences that are a convention."""
+    """Return whether a convention removes all differences that conventions decide."""
     for result in results.values():
         odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
         ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}

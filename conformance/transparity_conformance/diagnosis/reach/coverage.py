@@ -1,4 +1,4 @@
-"""The coverage of calls that were compared, and on which of them a port is wrong: lengths, batches, features."""
+"""The coverage of the compared calls, and the sizes at which a port is wrong: lengths, batches, features."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Return the report with the coverage of its calls; a port that agrees on less than everything is inconclusive.
+    """Return the report with the coverage of its calls; with anything untested, agreement is inconclusive.
 
     Args:
-        failed: what could not be called, which is untested.
+        failed: Calls that could not be made.
     """
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
@@ -31,7 +31,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """The lengths that every input had, and the batches and sizes."""
+    """Return the lengths that every input had, and the batches and sizes."""
     every = list(probes)
     if not every:
         return Coverage()
@@ -48,7 +48,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """The probes, with narrow models of the same system and the same lengths in place of large ones."""
+    """Return the probes with large models replaced by narrow ones of the same system and lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -68,16 +68,19 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""Seconds of the port's own time, after which only the calls that tell most are made: 20 times what PyTorch needs for
-all, so that a busy machine leaves none out; a port that compiles for every shape may need more."""
+"""Seconds of the port's own time, after which only the most informative calls are made.
 
-HISTORY = "an object that is built for this call alone is right: something is kept between calls"
-"""The cause of a wrong call that is right in a fresh object."""
+This is 20 times what PyTorch needs for all calls, so a busy machine omits none. A port that compiles for every shape
+may need more.
+"""
+
+HISTORY = "an object that is built only for this call is right: something is kept between calls"
+"""The cause of a wrong call that is right in a new object."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was compared."""
+    """A compared call."""
 
     name: str
     length: int
@@ -85,7 +88,7 @@ class Call:
 
 
 def boundary(calls: Sequence[Call]) -> str:
-    """The calls on which a port is wrong, the shortest first, in one sentence."""
+    """Describe the calls on which a port is wrong, the shortest first, in one sentence."""
     wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
     names = [each.name for each in wrong]
     lengths = {each.length for each in wrong}
@@ -101,8 +104,8 @@ def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
     """Find the first wrong length of a port that is right up to some length and wrong beyond.
 
     Args:
-        calls: what was compared.
-        call: calls a length; returns whether it is wrong, or None if there is no answer, which ends the search.
+        calls: The compared calls.
+        call: Calls a length; returns whether it is wrong, or None without an answer, which ends the search.
     """
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)

@@ -1,7 +1,7 @@
-"""Causes of the whole answer: faults with which the reference, run by itself, gives the port's logits on every probe.
+"""Causes of the whole answer: faults with which the reference reproduces the port's logits on every probe.
 
-They are the condition for every cause that is told. Activations that were found by value may be others than those that
-they were taken for, so the fewest faults that give the answer are preferred to those that explain each activation.
+Every reported cause must satisfy this. Activations found by value may be matched wrongly. The fewest faults that give
+the answer are therefore preferred to faults that explain each activation.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Taps = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Answer:
-    """The logits of a port on every probe, whatever else it shows.
+    """The logits of a port on every probe, without its other activations.
 
     Args:
-        alone: the logits on every probe, and nothing else.
-        dtype, clock, ranks: as for every search.
+        alone: The logits on every probe.
+        dtype, clock, ranks: As for every search.
     """
 
     found: Collection[str] = ()
-    """The taps that were found among a port's operations by value, and that it does not show by itself."""
+    """The taps that were found by value among a port's operations."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that give the answer, as far as they were sought."""
+    """The single faults that give the answer, as far as they were searched."""
 
     def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
@@ -49,19 +49,19 @@ class Answer:
 
     @classmethod
     def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
-        """The answer of a port that was run on `probes`."""
+        """Return the answer of a port that was run on `probes`."""
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
         return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
 
     @functools.cached_property
     def segment(self) -> Segment:
-        """The whole model as one segment."""
+        """Return the whole model as one segment."""
         return segment_of(self.alone, "logits", self.dtype, self.ranks)
 
     @property
     def is_large(self) -> bool:
-        """Return whether a walk of the whole model takes long."""
+        """Return whether a walk of the whole model is slow."""
         return any(each.probe.is_large for each in self.alone.values())
 
     @property
@@ -71,7 +71,7 @@ class Answer:
 
     @functools.cached_property
     def sites(self) -> list[str]:
-        """All taps at which a fault may have been made."""
+        """Return all taps at which a fault may be."""
         return candidate_sites(max(self.alone.values(), key=lambda each: each.share("logits")), "logits")
 
     @functools.cached_property
@@ -79,8 +79,10 @@ class Answer:
         return Search.at(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that give the answer, made wherever possible, and return the first; of a large model,
-        where each takes long, none."""
+        """Find the single faults that give the answer, each made wherever possible, and return the first.
+
+        Large models are not searched, because each walk is slow.
+        """
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -92,16 +94,15 @@ class Answer:
         return []
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """List the activations of a port that are wrong with these faults in the reference; without them those that are
-        not `faulty` are another form of the right ones."""
+        """List the activations that are wrong with these faults in the reference, except equivalent forms."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """The fewest of the faults of several places that give the answer, with one of the `last` place among them, or
-        these and one fault more; none if even all of them do not.
+        """Return the fewest faults that give the answer, with one of the `last` place among them.
 
-        They are made where they were found, or at any group of taps with these among them.
+        Faults are made where they were found, or at any group of taps that includes these. If all of them together do
+        not suffice, one more fault is added; if that fails too, the result is empty.
         """
         kinds = {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}
         new = {each.fault.id for each in last}
@@ -122,7 +123,7 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Faults in every width, those first that leave least."""
+        """Return the faults in every width, those that leave least first."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         rests = [self._left(each) for each in made]
         return [made[index] for index in np.argsort(rests, kind="stable")]
@@ -132,14 +133,14 @@ class Answer:
         return self.segment.rms(self.search.screen, chosen)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """A fault where it was found, and at every group of taps that has these among it."""
+        """Return a fault where it was found, and at every group of taps that includes these."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         wide = groups(self._possible(fault)) if len(alike) == 1 else []
         return [found, *((Hypothesis(fault, each),) for each in wide if sites < {*each})]
 
     def _possible(self, fault: Fault) -> list[str]:
-        """The taps at which a fault can be made."""
+        """Return the taps at which a fault can be made."""
         config = self.search.screen.config
         made = ((each.make(1.0).id, sites) for each, sites in fittables(config, self.sites) if fault.value is not None)
         numbers = [*dict.fromkeys(site for name, sites in made for site in sites if name == fault.id)]
@@ -149,15 +150,16 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """The single faults that give the answer beside those that are known, made wherever possible."""
+        """Return the single faults that, with the known ones, give the answer, each made wherever possible."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             return Search.at(self.segment, self.sites, known, clock, only_wide=True).singles()
         return []
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether the answer follows from faults and from the port's own values at the `given` taps, on every
-        probe that has these."""
+        """Return whether faults and the port's values at the `given` taps give the answer on every probe with these
+        taps.
+        """
         having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)

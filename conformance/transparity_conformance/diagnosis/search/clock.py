@@ -1,4 +1,4 @@
-"""The time that a search for causes may take, over all segments of a port."""
+"""The time limit of a search for causes, over all segments of a port."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
 BUDGET = 30.0
-"""Seconds in which the search ends at a divergence that has no name."""
+"""Seconds after which the search ends without a cause."""
 
 WALKS = 20_000
-"""Walks after which the search ends, on a machine of any speed: as many as `BUDGET` allows for where 3,186 of them took
-5.3 s."""
+"""Walks after which the search ends, on any machine; `BUDGET` allows about as many (3,186 took 5.3 s)."""
 
 CANDIDATES = 300
-"""About as many are tried at a segment before there is none left."""
+"""The approximate number of candidates at a segment."""
 
 STAGES = 4
-"""The logits are searched, then the operations, then the segments, then what the logits and the segments lack."""
+"""The stages: the logits, the operations, the segments, and the rest of the logits and segments."""
 
 STEP = 0.1
-"""Seconds between two announcements of progress."""
+"""Seconds between two progress reports."""
 
 Candidate = TypeVar("Candidate", covariant=True)
 
@@ -33,17 +32,17 @@ class Candidates(Sized, Iterable[Candidate], Protocol[Candidate]):
 
 
 class OutOfTime(Exception):  # noqa: N818 - no error
-    """The search has taken its time; nothing that it has found so far is certain."""
+    """The time limit of the search is reached; nothing found so far is certain."""
 
 
 class Clock:
-    """The time left, and the candidates that were tried until it ran out.
+    """The time left, and the number of candidates tried.
 
-    Processor time of this thread: on a busy machine the same candidates are tried as on an idle one.
+    The clock counts processor time of this thread, so a busy machine tries as many candidates as an idle one.
 
     Args:
-        seconds: the time for the search.
-        watch: is told of its progress, in candidates and seconds.
+        seconds: The time for the search.
+        watch: Receives the progress, in candidates and seconds.
     """
 
     def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
@@ -53,22 +52,22 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Give the search more time where one candidate takes `seconds`: as many are tried as of a small model."""
+        """Extend the time if one candidate takes `seconds`, to try as many as for a small model."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """A clock for one of the stages, with its part of the time, or with what is left."""
+        """Return a clock for one of the stages, with its part of the time, or with the rest."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Leave at least the time for one of so many stages: what was spent before did not search."""
+        """Reserve at least the time of one of `stages`, whatever was spent before."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
     def left(self) -> float:
-        """Seconds until it runs out; 0 if it has, or was interrupted."""
+        """Return the seconds left; 0 after the end or an interruption."""
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
@@ -82,7 +81,7 @@ class Clock:
             self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
 
     def walk(self) -> None:
-        """Count a walk of the search; raise `OutOfTime` if it was the last one, or if no time is left."""
+        """Count a walk; raise `OutOfTime` after the last one, or if no time is left."""
         self.check()
         self.walks += 1
         if self.walks > WALKS:
@@ -90,7 +89,7 @@ class Clock:
             raise OutOfTime
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
-        """Yield every candidate and count it as tried."""
+        """Yield every candidate and count it."""
         self.planned += len(candidates)
         for candidate in candidates:
             self.check()
@@ -99,9 +98,9 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """End the search at Ctrl-C, as if its time were over; a second one is raised as ever.
+        """End the search at the first Ctrl-C, as if its time were over.
 
-        Python delivers Ctrl-C to the main thread, and there only if it has a handler.
+        Python delivers Ctrl-C to the main thread, and only if that has a handler.
         """
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -120,10 +119,10 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """The state in which the search ended, as a sentence; empty if it came to its end."""
+        """Return a sentence on how the search ended early; empty if it was complete."""
         if not self.ran_out:
             return ""
-        tried = f"{self.tried:,} of {self.planned:,} candidates tried: what is unexplained may have a name"
+        tried = f"{self.tried:,} of {self.planned:,} candidates tried: unexplained faults may have a name"
         if self.is_interrupted:
             return f"the search for causes was interrupted; {tried}"
         if self.walks > WALKS:

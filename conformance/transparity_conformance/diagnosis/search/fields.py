@@ -1,5 +1,4 @@
-"""Fields of the configuration in which a port is another model than its configuration says: those that, changed
-together, leave least of a difference that no fault of the catalogue explains."""
+"""Fields of the configuration that differ in a port: their joint change explains a difference without a fault."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only say how another one is meant."""
+"""Fields that only specify the form of another field."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
-"""Fields that say what is called and what is returned, of which the port's signature tells."""
+"""Fields about inputs and outputs, which the port's signature determines."""
 
 
 @functools.cache
@@ -40,20 +39,20 @@ def _has_few(hint: Any) -> bool:
 
 
 def changed(fields: Mapping[str, Any]) -> Hypothesis:
-    """The hypothesis that a port has other values of these fields."""
+    """Return the hypothesis that a port has other values of these fields."""
     return Hypothesis(Fault("several-fields", "", "", fields=fields))
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """The changes of one field that need no parameter that the model does not have, on top of others."""
+    """Return the changes of one field, in addition to others, that need only existing parameters."""
     own = dataclasses.replace(config, **besides)
     every = [{name: value} for name, tried in alternatives().items() for value in tried if value != getattr(own, name)]
-    return [change for change in every if change.keys().isdisjoint(besides) and _is_possible(config, besides | change)]
+    new, shapes = [each for each in every if each.keys().isdisjoint(besides)], parameter_shapes(config)
+    return [change for change in new if _is_possible(config, shapes, besides | change)]
 
 
-def _is_possible(config: TransformerConfig, change: Mapping[str, Any]) -> bool:
+def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     """Return whether the parameters of a model suffice for other fields."""
-    shapes = parameter_shapes(config)
     try:
         needed = parameter_shapes(dataclasses.replace(config, **change))
     except ConfigError:
@@ -61,19 +60,22 @@ def _is_possible(config: TransformerConfig, change: Mapping[str, Any]) -> bool:
     return all(shapes.get(parameter) == shape for parameter, shape in needed.items())
 
 
-def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -> tuple[Fields, float]:
-    """Find the few fields whose change leaves least of the difference, and the share of it that is left with them.
+def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
+    """Find the few fields whose change leaves least of the difference, and the share that remains.
 
     Args:
-        left: The difference that is left with a fault.
+        config: The configuration of the port.
+        left: Returns the difference that remains with a fault.
+        clock: The time for the search; afterwards the best so far is returned.
     """
     before = left(changed({}))
     best: list[tuple[float, Fields]] = [(before, {})]
     beam = best
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST if clock.left else 0):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
-        beam = sorted(((left(changed(fields)), fields) for fields in distinct), key=lambda each: each[0])
+        tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
+        beam = sorted(tried, key=lambda each: each[0])
         best, beam = min(best, beam[:1] or best, key=lambda each: each[0][0]), beam[: WALKS // len(alternatives())]
     least, fields = best[0]
     return fields, least / before if before else 1.0
@@ -82,18 +84,17 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float]) -
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """The fields with whose other values most places agree, with the configuration's and the port's value; none if that
-    are fewer than two.
+    """Return the fields whose change makes most places agree, each with the configuration's and the port's value.
 
-    Every place is judged by itself, from the port's own activations in front of it, so that the places which a field
-    explains do not depend on the other fields: the best one is taken first.
+    Every place is judged from the port's own activations before it, so fields act independently and the best is taken
+    first. Fewer than two fields are not reported.
 
     Args:
-        results: those of the probes.
-        places: the taps that are wrong.
-        divergences: what was found there; if that is one cause, no fields are sought.
-        dtype: the precision of the port.
-        clock: the time that is left.
+        results: The results of the probes.
+        places: The wrong taps.
+        divergences: The divergences there; with a single cause, no fields are searched.
+        dtype: The precision of the port.
+        clock: The time that is left.
     """
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
@@ -112,7 +113,7 @@ def several_fields(
 
 
 def _wrong(results: Results, fields: Mapping[str, Any], dtype: str, most: int) -> int:
-    """The number of wrong places with other fields, or one more than `most`."""
+    """Return the number of wrong places with other fields, at most `most` + 1."""
     try:
         return min(len(still_wrong(results, (changed(fields),), dtype, most)), most + 1)
     except Impossible:

@@ -1,5 +1,7 @@
-"""The search for the faults that make a difference vanish: a beam of combinations, each of which is extended by one
-fault more, one of the catalogue or one with a fitted number, until one explains every probe.
+"""The search for faults that remove a difference.
+
+A beam of combinations is extended by one fault at a time, from the catalogue or with a fitted number, until one
+explains every probe.
 """
 
 from __future__ import annotations
@@ -19,31 +21,31 @@ from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 8
-"""Combinations that are extended, at least."""
+"""The least number of combinations to extend."""
 
 WALKS = 500
-"""Walks of one sweep: as many combinations are extended by every candidate as it allows for."""
+"""Walks of one sweep, which limits the number of combinations extended by every candidate."""
 
 DEEPEST = 3
-"""The most faults that are put together in a segment."""
+"""The largest number of faults combined in a segment."""
 
 PAIR = 2
-"""The most where logits are all that is known, which more would fit."""
+"""The largest number if only logits are known; more faults would overfit."""
 
 SAMPLE = 4096
-"""Effects are added at this many random elements: those of a large model would not fit into memory."""
+"""The number of random elements at which effects are added; all elements of a large model would not fit into memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Ids that are preferred among faults that explain equally well."""
 
 Round = tuple[Probe, Sequence[Combination]]
-"""Combinations, and the probe on which they are ranked."""
+"""A probe, and the combinations that are ranked on it."""
 
 
 class Effects:
-    """The difference that is left with each of a list of single faults, at some of its elements.
+    """The differences that remain with each of a list of single faults, at some elements.
 
-    If two effects were independent, `left[one] + left[other] − before` would be left with both faults applied.
+    If two effects were independent, `left[one] + left[other] − before` would remain with both faults.
     """
 
     def __init__(self, before: np.ndarray) -> None:
@@ -54,17 +56,17 @@ class Effects:
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append the difference that is left with the next fault."""
+        """Append the difference that remains with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """The indices of the faults that have a finite effect, one of each effect."""
+        """Return the indices of the faults with a finite effect, one for each effect."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """The pairs whose added effects leave least, by index."""
+        """Return the index pairs whose added effects leave least."""
         effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
         products, reach = effects @ effects.T, effects @ self.before
         alone = np.diag(products) + 2 * reach
@@ -76,16 +78,16 @@ class Effects:
 
 
 class Search:
-    """Search `candidates` for those that explain the difference at `segment`.
+    """Search `candidates` for faults that explain the difference at `segment`.
 
     Args:
-        known: Faults that are applied already.
+        known: Faults that are already applied.
         screen: The probe on which candidates are ranked.
         sites: The taps at which faults may be made.
-        clock: The walks and the time that are left.
+        clock: The walks and the time left.
         only_wide: Whether faults with a number are made only wherever possible, too.
 
-    Every method raises `OutOfTime` if it runs out.
+    Every method may raise `OutOfTime`.
     """
 
     def __init__(
@@ -103,13 +105,13 @@ class Search:
         self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
         self.candidates, self.sites = candidates, sites
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """The fitted faults, each with what it was made of, by `id`."""
+        """The fitted faults with their origins, by `id`."""
 
     @classmethod
     def at(
         cls, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
     ) -> Self:
-        """The search of the whole catalogue, or only of faults that are made wherever possible."""
+        """Return a search of the whole catalogue, or only of faults made wherever possible."""
         screen = screen_of(segment, known)
         candidates = hypotheses(screen.config, sites, segment.ranks)
         if segment.tap == "logits":
@@ -118,11 +120,13 @@ class Search:
         return cls(segment, known, screen, chosen, sites, clock, only_wide=only_wide)
 
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
-        """Return equally good combinations of at most `deepest` faults, the fewest and the preferred first, and whether
-        something remains.
+        """Return equally good combinations of at most `deepest` faults, and whether something remains.
+
+        The fewest faults come first, then preferred ones.
 
         Args:
             likely: Combinations that explain other segments of the same kind.
+            deepest: The largest number of faults.
         """
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -145,7 +149,7 @@ class Search:
         return (of_one_size or self.partial()), True
 
     def singles(self) -> list[Combination]:
-        """Return the single faults that explain every probe, of the catalogue or with a number, the preferred first."""
+        """Return the single faults that explain every probe, with or without a number, the preferred first."""
         for ranked in (self._ranked, self._numbered([()])):
             found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
             if found and not remains:
@@ -153,7 +157,7 @@ class Search:
         return []
 
     def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
-        """The combinations to extend. Of logits alone: the two best numbers, and faults made wherever possible."""
+        """Return the combinations to extend; for logits, the two best numbers and faults made wherever possible."""
         if self.segment.is_whole_model:
             return [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
         return self._by_rest(self.screen, [*numbers, *rows[: self._width]])
@@ -164,13 +168,19 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The combinations that can be extended by every candidate."""
+        """Return the number of combinations that can be extended by every candidate."""
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Combinations of one fault more. Of a port that shows its activations, the best with every candidate; of
-        logits alone, of which there are thousands, the pairs whose added effects leave least, those of the best faults
-        that are made wherever possible, as one wrong line is wrong in every layer, and of the very best any."""
+        """Yield combinations with one more fault.
+
+        If the port shows activations, the best combinations are extended by every candidate. With only logits there are
+        thousands of pairs, so three kinds are tried:
+
+        - pairs whose added effects leave least;
+        - pairs of the best faults that are made in every layer;
+        - all pairs with the very best fault.
+        """
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
@@ -185,7 +195,7 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Pairs with `first`, and the probe that tells most of what it leaves."""
+        """Return pairs with `first`, and the probe on which it leaves most."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     @functools.cached_property
@@ -194,7 +204,7 @@ class Search:
         return [(self.candidates[one], self.candidates[other]) for one, other in pairs]
 
     def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
-        """The best combinations with one number more, fitted; where they have one already, by turns."""
+        """Return the best combinations with one more fitted number; several numbers are fitted in turn."""
         every = fittables(self.screen.config, self.sites)
         is_pair = self.segment.is_whole_model and best[0] != ()
         numeric = of_each_kind(every) if is_pair or self.only_wide else list(every)
@@ -207,14 +217,14 @@ class Search:
         return self._by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """The likeliest faults beside each of the numbers in `best`: with them, the number is another."""
+        """Yield the likeliest faults next to each number in `best`, because they change the number."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self._by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit the numbers of a combination again, each beside the others, as long as that leaves less."""
+        """Fit the numbers of a combination again, one at a time, as long as the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -235,8 +245,9 @@ class Search:
         return found
 
     def _of_sizes(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Those of `found` with a number of their own for every size of model that is probed; if none explains every
-        probe, return all and True."""
+        """Return the faults of `found` with a number for each size of model; if none explains all, all of them and
+        True.
+        """
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in found:
@@ -250,7 +261,7 @@ class Search:
         return of_sizes or found, not of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """The fault with the number that fits a model of another size."""
+        """Return the fault with the number that fits a model of another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -258,18 +269,18 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Single faults that explain several probes, but not all: those that explain most, the likeliest first.
+        """Return single faults that explain most probes but not all, the likeliest first.
 
-        A fault that explains one probe alone is too weak a guess.
+        A fault that explains only one probe is too weak a guess.
         """
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single faults that explain some probe, and how many of the disagreeing ones they explain: the most first.
+        """Return single faults that explain some probe, with the number of wrong probes explained, the most first.
 
-        The shortest probe is tried, too: fewest faults show on it, so one of several may be alone there.
+        The shortest probe is tried too: the fewest faults show on it, so only one of several may show there.
         """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
@@ -282,7 +293,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Single candidates, the best first."""
+        """Return single candidates, the best first."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -294,7 +305,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Faults that are made wherever possible, the best first."""
+        """Return faults made wherever possible, the best first."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -304,21 +315,21 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """The best single faults, one of each effect."""
+        """Return the best single faults, one for each effect."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
     @functools.cached_property
     def _same_size(self) -> list[Probe]:
-        """The probes of the screen's size."""
+        """Return the probes of the screen's size."""
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """The probe of the screen's size with the largest remaining difference."""
+        """Return the probe of the screen's size with the largest remaining difference."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Keep those of `found` that explain probes of every size; if there are none, return all and True."""
+        """Return the combinations of `found` that explain probes of every size; if there are none, all and True."""
         everywhere = [chosen for chosen in found if self.segment.vanishes((*self.known, *chosen))]
         return everywhere or found, not everywhere
 
@@ -335,10 +346,12 @@ class Search:
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Those that make the difference vanish on all `probes`.
+        """Return the combinations that remove the difference on all `probes`.
 
         Args:
-            ranked: The candidates in order of the difference that is left on `screen`.
+            screen: The probe for ranking.
+            ranked: The candidates in order of the difference that they leave on `screen`.
+            probes: The probes to explain.
         """
         segment = self.segment
         found, before = [], self._left(screen, ())
@@ -352,7 +365,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """The probe that disagrees most, of the ordinary size if any does: numbers in reports are for that size."""
+    """Return the probe that disagrees most, preferably of the ordinary size, which reports use."""
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }
@@ -363,6 +376,6 @@ def screen_of(segment: Segment, known: Combination) -> Probe:
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
-    """Prefer faults of the ranks, common ones, then those at more sites, among faults that explain equally well."""
+    """Return a sort key that prefers faults of ranks, then common faults, then faults at more sites."""
     identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
     return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

@@ -1,1 +1,1 @@
-"""Finding the adapter of a model with names of its own: it is run once, listened to, and matched place by place."""
+"""Find the adapter of a model with its own parameter names: run it once, record it, and match it place by place."""

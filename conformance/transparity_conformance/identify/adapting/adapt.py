@@ -1,4 +1,4 @@
-"""The adapter of a port: found by running it, and proved with weights of ours."""
+"""Find the adapter of a port by running the port, and prove it with drawn weights."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from transparity_conformance.running.process.running import run
 
 
 class Tensors(Protocol):
-    """A model of a port, here or in a process of its own."""
+    """A port's model, in this process or another one."""
 
     def __call__(self, **tokens: np.ndarray) -> Any:
         """Run the model."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its tensors by name."""
+        """Return its tensors by name."""
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Its buffers by name."""
+        """Return its buffers by name."""
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into its tensors or buffers."""
+        """Write `values` into its tensors or buffers."""
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapter, and what is known of it."""
+    """An adapter and the result of its proof."""
 
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """How the logits differ with the adapter; None: they agree, or were not compared."""
+    """How the logits differ with the adapter; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
-    """Of a port that loads parameters by itself, those that it keeps elsewhere than it computes with them."""
+    """Parameters that the port's own loader stores in another place than the one it computes with."""
 
     @property
     def is_settled(self) -> bool:
@@ -59,7 +59,7 @@ class Adapted:
 
     @property
     def is_proved(self) -> bool:
-        """Return whether the port agrees with the reference by its logits, on every probe."""
+        """Return whether the port's logits agree with the reference on every probe."""
         return self.is_settled and self.wrong is None
 
 
@@ -69,11 +69,11 @@ def adapt(
     """Find the adapter of a port, and prove it.
 
     Args:
-        make: the port, `Model()` or `Model(config)`: a class of modules, or a function that makes one; or a
-            `build(config, parameters)`, whose own mapping is held to what it computes.
-        config: the configuration that it has.
+        make: the port: a class of modules or a function that returns one, called as `Model()` or `Model(config)`; or a
+            `build(config, parameters)`, whose own mapping is then checked against its computation.
+        config: the port's configuration.
         budget: seconds for the search.
-        progress: receives every step.
+        progress: called at every step.
 
     Raises `PortError` if the port cannot be made, or raises.
     """
@@ -89,12 +89,12 @@ def adapt_model(
     budget: float = BUDGET,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that is made already; as `adapt`.
+    """Find the adapter of a model that exists already; see `adapt`.
 
     Args:
         model: the model.
         config: its configuration.
-        given: the parameters that it was built with, if it loads them by itself.
+        given: the parameters that the model was built with, if its own loader read them.
         budget, progress: as for `adapt`.
     """
     told = progress or ignore_progress
@@ -108,7 +108,7 @@ def adapt_model(
         found = matched(model, tensors, model.assign, config, clock)
     adapter = _adapter(found, tensors)
     result = Adapted(adapter, found, None)
-    if any(own.values()):  # else it keeps weights of its own
+    if any(own.values()):  # otherwise it keeps its own weights
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
@@ -119,7 +119,7 @@ def adapt_model(
 def _fitting(
     found: FoundAdapter, buffers: Mapping[str, np.ndarray], config: TransformerConfig
 ) -> dict[str, np.ndarray]:
-    """The buffers that may be parameters for which no tensor was found."""
+    """Return the buffers whose size fits a parameter without a tensor."""
     shapes = parameter_shapes(config)
     sizes = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
     return {name: value for name, value in buffers.items() if value.size in sizes}
@@ -134,12 +134,12 @@ def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
 
 
 def proof_of(model: Tensors, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """A model with weights of ours by an adapter, beside the reference.
+    """Compare a model with the reference on drawn weights, which the adapter writes.
 
     Args:
         model: the model.
-        tensors: its tensors, as they are without an adapter.
-        probes: what it is run on.
+        tensors: its tensors before any weights are written.
+        probes: the inputs.
         adapter: where it keeps each parameter.
     """
 

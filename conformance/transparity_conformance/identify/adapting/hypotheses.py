@@ -1,4 +1,4 @@
-"""The hypotheses on a place: the lines that its parameters may have, the likeliest first."""
+"""Hypotheses about a place: the lines that its parameters may have, most likely first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, Shapes, at_layer, parted, templates
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""The steps that make a matrix of a kernel, or a vector, in front of a cut of its rows."""
+"""The steps that turn a kernel into a matrix, or into a vector, before its rows are cut."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -26,10 +26,10 @@ def hypotheses_of(
 
     Args:
         place: the place.
-        config: the configuration, with every bias that a port may have.
+        config: the configuration, with all biases enabled.
         pool: the port's tensors.
-        pools: those that are left, by likelihood.
-        is_right: whether with some lines the reference computes a tap of the port.
+        pools: the tensors that are still free, most likely first.
+        is_right: returns whether the reference, with the given lines, computes a tap of the port.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
@@ -40,21 +40,21 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """The lines that a parameter may have by its shape; a bias may be absent."""
+    """Return the lines that fit the shape of a parameter; a bias may be absent."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """The line with the steps of a rotation for the rows of a query or a key, or for their gains."""
+    """Append the steps that reorder the rows of a query or key, or of their gains, for rotation."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the lines that the same place has in the first layer, with the number of this one."""
+    """Yield the lines of the same place in the first layer, with this layer's number."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":
         return
@@ -68,7 +68,7 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
-    """The lines for all layers that the line of the first may be."""
+    """Return the candidate lines for all layers, given the line of the first."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 
@@ -82,10 +82,10 @@ def _exists(text: str, pool: Pool) -> bool:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """The lines of a map's parameters: those with which its own value is the port's, if it can be seen alone.
+    """Return the candidate lines of a map's parameters; those that a separate tap of the map contradicts are left out.
 
     Args:
-        in_one: whether all are of one module, by their names.
+        in_one: whether all tensors must belong to one module, judged by their names.
     """
     ways = [
         dict(zip(each.parameters, texts, strict=True))
@@ -98,12 +98,12 @@ def _ways(
 
 
 def _module(text: str, pool: Pool) -> str:
-    """The name of a tensor without its last part."""
+    """Return a tensor's name without its last part."""
     return text if text == ABSENT else parted(text, pool.shapes)[0].rpartition(".")[0]
 
 
 def _are_cut_alike(texts: Iterable[str], pool: Pool) -> bool:
-    """Return whether a weight and a bias that are both fused are cut in the same way."""
+    """Return whether a fused weight and a fused bias are cut in the same way."""
     steps = (parted(text, pool.shapes)[1] for text in texts if text != ABSENT)
     cuts = {FLAT.sub("", each.removeprefix(".T")) for each in steps}
     return len({cut for cut in cuts if "[" in cut}) <= 1

@@ -1,4 +1,4 @@
-"""The layouts in which ports keep a parameter: transposed, fused with others, packed by heads, permuted for RoPE."""
+"""How ports store a parameter: transposed, fused with others, packed by heads, or permuted for RoPE."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that take a parameter's rows from a matrix, and the number of the matrix's rows."""
+"""The steps that cut a parameter's rows from a matrix, and the matrix's number of rows."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The numbers that kernels of convolutions, or maps of patches, have for each feature."""
+"""The inputs per feature of convolution kernels and patch maps."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
-"""The steps from the kernels of flax to those of PyTorch."""
+"""The steps that turn flax's kernels into PyTorch's."""
 
 CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
-"""The steps for a map of patches whose numbers are pixel by pixel."""
+"""The steps for a patch map whose channels come last."""
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The maps of a gated delta network, and of Mamba-2, that ports keep in one, in their order."""
+"""The maps that ports fuse in a gated delta network and in Mamba-2, in their order."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
-    """The number of input features of a weight, in letters."""
+    """Return the number of input features of a weight, as an expression in letters."""
     role = parameter.split(".")[-2]
     if ".recurrence." in parameter:
         return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
@@ -45,7 +45,7 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 
 
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the tensor as a matrix (rows, `columns`) in every way that its axes allow, and the number of rows."""
+    """Yield every way to view the tensor as a matrix with `columns` columns, with its number of rows."""
     into = size_of(columns, sizes)
     if len(shape) == 1:
         yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
@@ -63,26 +63,25 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
 
 
 def _is_repeat(order: Sequence[int], shape: Sequence[int], cut: int) -> bool:
-    """Return whether the same axes are merged in another order than they are kept in, which no code does, or an axis of
-    one element is moved."""
+    """Return whether a permutation only moves an axis of size 1, or merges axes in an order that no code uses."""
     return any(list(part) != sorted(part) for part in (order[:cut], order[cut:])) or any(
         shape[axis] == 1 and axis != place for place, axis in enumerate(order)
     )
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
-    """The tensor as a vector."""
+    """Return the line of a tensor as a vector, and its size."""
     return (name if len(shape) == 1 else f"{name}.view(-1)"), math.prod(shape)
 
 
 def _block(number: int, size: str) -> str:
-    """The steps that take the `number`-th of several blocks of rows."""
+    """Return the step that takes block `number` of equal blocks of rows."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """The layouts of the rows of a linear map's weight or bias, the plainest first."""
+    """Return the row layouts of a linear map's weight or bias, simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -139,7 +138,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
-    """The layouts of a map of latent attention: by itself, or two in one, keys and values head by head."""
+    """Return the row layouts of a map of latent attention: separate, or fused with another head by head."""
     rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {
@@ -152,8 +151,8 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """The layouts of a map or a kernel of a recurrence: by itself, or one behind the other with others, as a whole or
-    for each head of the keys."""
+    """Return the row layouts of a map or kernel of a recurrence: separate, concatenated as a whole, or concatenated per
+    head of the keys."""
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
     whole |= dict.fromkeys(("decay", "beta"), "R")
@@ -173,14 +172,16 @@ def _recurrent(role: str) -> list[Rows]:
 
 
 def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
-    """The slice of one kind among others in an order."""
+    """Return the slice of one kind in a concatenation of several."""
     before = [widths[each] for each in order[: order.index(kind)]]
     return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """The steps from a port's order of a head's features to ours, with `{}` for the heads: none, or, with rotary
-    positions, from pairs to halves or back."""
+    """Return the steps from a port's feature order within a head to the reference's, with `{}` for the number of heads.
+
+    Without rotary positions there are none; otherwise they reorder pairs into halves, or halves into pairs.
+    """
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:
         return [""]
@@ -189,7 +190,7 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line that could be the weight of a linear map or an embedding."""
+    """Yield every line that fits the weight of a linear map or an embedding."""
     sizes, (ours, wide) = sizes_of(config), parameter_shapes(config)[parameter]
     columns = columns_of(parameter, config)
     columns = columns if size_of(columns, sizes) == wide else str(wide)
@@ -212,7 +213,7 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
 
 
 def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line that could be the bias of a linear map, or any vector."""
+    """Yield every line that fits a bias or another vector."""
     sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if steps else ours

@@ -1,4 +1,4 @@
-"""Matching of a model's tensors with our parameters: weights are drawn, and the model is run and listened to."""
+"""Match a model's tensors with the reference's parameters: draw weights, run the model, and record it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.process.running import run_listening
 
 MIDDLE, SPREAD = 0.6, 0.3
-"""Of vectors, which may be gains or biases."""
+"""Mean and spread of drawn vectors, which may be gains or biases."""
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Numbers that are all different, of sizes that suit a vector, or a matrix in either orientation."""
+    """Draw distinct numbers, scaled for a vector or for a matrix in either orientation."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -34,7 +34,7 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def match(make: Make, config: TransformerConfig, clock: Clock | None = None) -> FoundAdapter:
-    """Match the tensors of a model in this process; raises `PortError` if it cannot be made or run."""
+    """Match the tensors of a model in this process; raise `PortError` if it cannot be made or run."""
     model = made_by(make, config)
     return matched(model, model.tensors(), model.assign, config, clock or Clock(BUDGET, lambda *_: None))
 
@@ -46,7 +46,7 @@ def matched(
     config: TransformerConfig,
     clock: Clock,
 ) -> FoundAdapter:
-    """Match the tensors of a model, here or in a process of its own.
+    """Match the tensors of a model in this process or another one.
 
     Args:
         forward: a forward pass of the model.

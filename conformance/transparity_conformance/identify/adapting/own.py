@@ -1,4 +1,4 @@
-"""A port's own mapping: where it keeps each parameter that it was given, beside where it computes with it."""
+"""A port's own mapping: the tensor that stores each given parameter, compared with the tensor that computes with it."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""The steps for rows of which neighbours are rotated together, as Meta's are, and those half a head apart."""
+"""The steps that regroup rows rotated in neighbouring pairs (Meta's order), and rows rotated in halves."""
 
 ORDERS = {"H/2, 2, -1)": "neighbours (as Meta's)", "2, H/2, -1)": "halves"}
 GIVEN = {"halves": "halves", "interleaved": "neighbours (as Meta's)"}
-"""The order of the rows that a port is given, by `rope_layout`."""
+"""The row order that the port receives, by `rope_layout`."""
 
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that a port keeps elsewhere than it computes with it."""
+    """A parameter that a port stores in another place than the one it computes with."""
 
     ours: str
     kept: str | None
-    """The line of where it is kept; None: it is in no tensor, as it was given."""
+    """The line that stores it; None if no tensor contains it unchanged."""
     needed: str
     given: str
-    """The order of rotated rows that the port was given."""
+    """The order of rotated rows that the port received."""
 
     @property
     def says(self) -> str:
-        """The mistake in one sentence."""
+        """Return the mistake as a sentence."""
         if self.kept is None:
-            return f"{self.ours} is in none of your tensors as it was given; your model computes with {self.needed}"
+            return f"{self.ours} is in none of your tensors unchanged; your model computes with {self.needed}"
         names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]
         orders = [
             next((ORDERS[each] for each in ORDERS if each in line), self.given) for line in (self.kept, self.needed)
         ]
         if names[0] == names[1] and orders[0] != orders[1]:
             return (
-                f"the rows of your {names[0]} are ordered for a rotation of {orders[0]}, and your model rotates "
+                f"the rows of your {names[0]} have the order for rotating {orders[0]}, but your model rotates "
                 f"{orders[1]}: permute them while you load them"
             )
         if self.kept.replace(".T", "") == self.needed.replace(".T", ""):
             return f"your {self.kept.replace('.T', '')} is transposed: your model computes with {self.needed}"
-        return f"{self.ours} is kept in {self.kept}, and your model computes with {self.needed} in its place"
+        return f"{self.ours} is stored in {self.kept}, but your model computes with {self.needed}"
 
 
 def own_lines(
     config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, str | None]:
-    """For each parameter, the line of where a port keeps it; None if it is in no tensor.
+    """Return, for each parameter, the line that stores it in the port; None if no tensor contains it.
 
     Args:
         config: the configuration.
-        parameters: what the port was given, with numbers that are all different.
+        parameters: the parameters that the port received, with distinct numbers.
         tensors: the port's tensors after it has loaded them.
     """
     pool = Pool(tensors, config)
@@ -92,11 +92,11 @@ def _with_orders(text: str, name: str, config: TransformerConfig) -> Iterator[st
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """The parameters that a port keeps elsewhere than it computes with them, those of all layers as one.
+    """Return the parameters that a port stores in another place than the one it computes with, all layers as one.
 
     Args:
-        own: where it keeps them.
-        right: where it computes with them, as far as it is known.
+        own: the lines that store them.
+        right: the lines that it computes with, as far as they are known.
         config: the configuration.
         tensors: the port's tensors.
     """
@@ -117,7 +117,7 @@ def misplaced(
 
 
 def _same(one: str | None, other: str, pool: Pool) -> bool:
-    """Return whether two lines are the same numbers of the same tensors."""
+    """Return whether two lines select the same numbers of the same tensors."""
     if one is None:
         return False
     first, second = pool.selection(one), pool.selection(other)

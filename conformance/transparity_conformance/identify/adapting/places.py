@@ -1,4 +1,4 @@
-"""The places of a model in the order of its forward pass: the parameters of each, and the taps that tell them."""
+"""The places of a model in the order of its forward pass: the parameters of each, and the taps that identify them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_THE_HEAD = ("pooler", "head_transform", "head_norm", "head")
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map (or table, or norm) of a place: its parameters, and the tap at which it is seen alone."""
+    """A linear map, table or norm of a place: its parameters, and the tap that shows only its result."""
 
     parameters: tuple[str, ...]
     tap: str
@@ -22,13 +22,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that are settled together, because one tap tells which is which."""
+    """Parameters that are matched together, because only one tap tells them apart."""
 
     maps: tuple[Map, ...]
     tap: str
-    """The first tap that is another for every exchange of them."""
+    """The first tap whose value changes when any two of them are swapped."""
     taps: tuple[str, ...]
-    """The taps from that of the place in front of it to its own, at which a port may have a fault."""
+    """The taps after the previous place, up to this one; a port's fault may be at any of them."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
 
 
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
-    """The maps that act between the tap and the ones before it."""
+    """Return the maps that act between the preceding taps and this one."""
     scope, _, last = tap.rpartition(".")
     if last == "embedding" and config.reads_pixels:
         tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
@@ -92,7 +92,7 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
 
 
 def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
-    """The parameters that act in a recurrence between the tap `last` and the ones before it."""
+    """Return the parameters of a recurrence that act between the preceding taps and the tap `last`."""
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]

@@ -1,4 +1,4 @@
-"""The tensors of a port that may be parameters: by themselves, stacked by number, or a layer of a stacked one."""
+"""The tensors of a port that may be parameters: single, stacked by number, or one layer of a stacked tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.running.adapters.notation import (
 
 
 class Pool:
-    """The tensors, and which of their numbers are parameters by now."""
+    """The tensors of a port, with marks on the numbers that are already matched."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.tensors, self.sizes = tensors, sizes_of(config)
@@ -34,17 +34,17 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A line's numbers, as a parameter of ours in float64."""
+        """Return a line's numbers in float64, in the shape of the parameter."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """For each number of a line, whether it is a parameter by now."""
+        """Return, for each number of a line, whether it is already matched."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
-        """Mark the numbers of a line as those of a parameter."""
+        """Mark the numbers of a line as matched."""
         if text == ABSENT:
             return
         chosen = self.selection(text)
@@ -55,7 +55,7 @@ class Pool:
             self.taken[name] = part
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether one number is in two of the lines, or in one and a parameter already."""
+        """Return whether any number is in two of the lines, or is already matched."""
         before = dict(self.taken)
         try:
             for text in texts:
@@ -67,14 +67,14 @@ class Pool:
             self.taken = before
 
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield the tensors in which something is left, those first that are most probably meant.
+        """Yield the tensors with unmatched numbers, most likely first.
 
         Args:
-            layer, layers: the number of a layer, and of all; None for the parts in front of the layers and behind them.
+            layer, layers: the layer's number and the number of layers; None before and after the layers.
             stack: `encoder` or `decoder`.
 
-        Yields: those whose names have the number of the layer first, and not the name of the other stack; those that
-        have it anywhere; all.
+        Yields: tensors whose names have the layer's number first and do not name the other stack; tensors that
+        have the number anywhere; all tensors.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         wanted = [int(layer)] if layer is not None else []
@@ -101,7 +101,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _is_of_other(name: str, stack: str) -> bool:
-    """Return whether the part of a name in front of its first number names the other stack."""
+    """Return whether a name, up to its first number, names the other stack."""
     before = NUMBER.split(name)[0].lower()
     own, other = ("enc", "dec") if stack == "encoder" else ("dec", "enc")
     return other in before and own not in before

@@ -1,4 +1,4 @@
-"""The reference with the parameters that are known by now, and what of it is among the port's values."""
+"""The reference with the parameters matched so far, and which of its values the port computed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.running.adapters.notation import LAYER
 
 SCORES = ("scores", "weights", "scores in order")
-"""How queries and keys are told: by scores and weights, for exchanged ones have the same scores with exchanged axes; by
-weights alone, for a port may shift its scores; by scores in the order of their axes, for its mask may be wrong."""
+"""How queries and keys are identified, surest first.
+
+Swapped queries and keys give the same scores with swapped axes, so scores and weights are compared together. A port may
+shift its scores: then its weights decide. A port may have a wrong mask: then the scores decide, in the order of their
+axes.
+"""
 
 
 class Reference:
-    """The reference on the tokens that the port was given.
+    """The reference on the port's tokens.
 
     Args:
         config: its configuration.
         inputs: one row of tokens without padding.
-        candidates: every value that the port computed from them.
+        candidates: every value that the port computed from the tokens.
     """
 
     def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
@@ -40,21 +44,21 @@ class Reference:
         self.faults: tuple[Hypothesis, ...] = ()
 
     def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
-        """The taps up to `tap`, with `values` among the parameters and `faults` beside the known ones."""
+        """Return the taps up to `tap`, with `values` added to the known parameters and `faults` to the known faults."""
         trial = AlignedRow("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Note parameters that are right, and the faults that the port has with them."""
+        """Record matched parameters, and the faults that the port shows with them."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if, with `values`, the port computed what the reference computes at `tap`, `best` if it did not.
+        """Return 0 if the port computed the reference's value at `tap` with `values`; otherwise `best`.
 
-        Of scores, the first of `SCORES` that is so, if it is less than `best`.
+        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if none below it does.
         """
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
@@ -66,14 +70,14 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the value, alone or with what the port may add to it first, is among the port's."""
+        """Return whether the port computed the value, by itself or added to the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)
         return residual is not None and self.candidates.nearest(taps[tap] + residual) is not None
 
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
-        """The input of the sublayer whose output is `tap`, which is added to it; None for other taps."""
+        """Return the residual that is added to the sublayer's output `tap`; None for other taps."""
         match, position = LAYER.match(tap), self.config.norm_position
         if (
             match is None

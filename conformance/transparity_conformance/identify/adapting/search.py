@@ -1,10 +1,10 @@
-"""Which tensor is which parameter: a hypothesis is right if with it the reference computes what the port computed.
+"""Search for the tensor of each parameter. A hypothesis is right if it makes the reference compute a value of the port.
 
-The port was run once on weights that are all different. Place by place, in the order of the forward pass, the
-reference is run with the port's own tensors as its parameters, in every layout in which they may be kept; the right one
-is that whose activation is among the port's values. So hypotheses add up and do not multiply, and what one place has
-settled is given in the next. Where none is right, each fault of the catalogue is put into the reference, too: a port
-that is wrong is matched all the same.
+The port runs once on distinct weights. The search follows the order of the forward pass. At each place, the reference
+runs with the port's tensors as its parameters, in every layout that ports use. The right layout gives an activation
+that is among the port's values. Each place uses the results of the earlier ones, so the cost grows with the sum of the
+hypotheses, not with their product. If no hypothesis is right, the reference also tries each fault of the catalogue, so
+that a wrong port is matched too.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lin
 
 @dataclass
 class FoundAdapter:
-    """What was settled, and what was not."""
+    """The result of the search."""
 
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of the port's own biases, which ours has not: they have to be 0."""
+    """Lines of biases that only the port has; they must be 0."""
     unused: tuple[str, ...] = ()
-    """Tensors in which nothing is a parameter, or not all."""
+    """Tensors with at least one number that is no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameters that no hypothesis explains, with the lines that fit by their shapes."""
+    """Parameters that no hypothesis explains, with the lines that fit their shapes."""
     lost_at: str | None = None
-    """The tap that was not found among the port's values under any hypothesis; None: all were."""
+    """The tap that no hypothesis finds among the port's values; None if every tap was found."""
     faults: tuple[Hypothesis, ...] = ()
-    """Faults of the port, without which some of its values would not have been found."""
+    """The port's faults, without which some of its values are not found."""
 
 
 def search(
     config: TransformerConfig, tensors: Mapping[str, np.ndarray], inputs: Arrays, candidates: Recorded, clock: Clock
 ) -> FoundAdapter:
-    """Match the tensors of a port with our parameters.
+    """Match the tensors of a port with the reference's parameters.
 
     Args:
-        config: the configuration that the port has.
-        tensors: the port's tensors, with numbers that are all different.
+        config: the port's configuration.
+        tensors: the port's tensors, with distinct numbers.
         inputs: one row of tokens without padding.
-        candidates: every value that the port computed from them; the last is its answer.
+        candidates: every value that the port computed from the tokens; the last is its answer.
         clock: the time for the search.
     """
     found, own = FoundAdapter(), parameter_shapes(config)
@@ -95,8 +95,10 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """The parameters of the layer in which the search was lost whose lines are not those of the first layer: a port of
-    fewer layers has its last norm there."""
+    """Return the parameters whose lines differ from the first layer's, in the layer where the search failed.
+
+    A shallower port has its final norm there.
+    """
     match = LAYER.match(lost_at or "")
     if match is None or match["layer"] == "0":
         return []
@@ -113,7 +115,7 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:
-    """The lines of what is 0: of a tensor that is 0 as a whole, its name."""
+    """Return the lines of zero biases; a tensor that is zero as a whole is given by its name."""
     for text in zero.values():
         pool.take(text)
     names = {text: pool.selection(text).names for text in zero.values()}
@@ -122,14 +124,14 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
-    """The configuration with every bias, for a port may have some that are 0; maps to and from a latent have none."""
+    """Enable every bias, because a port may have biases that are 0; maps of a latent have none."""
     names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
     fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
     return dataclasses.replace(config, **fields)
 
 
 class _Seeker:
-    """The port's tensors, and the reference with those that are known."""
+    """The port's tensors, and the reference with the parameters matched so far."""
 
     def __init__(
         self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Recorded, clock: Clock
@@ -138,7 +140,7 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """The lines of a place; None if no hypothesis is right."""
+        """Return the lines of a place; None if no hypothesis is right."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -159,7 +161,8 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether, with a fault, every parameter changes what is computed: else its line was not found."""
+        """Return whether every parameter changes the result when the fault is present; otherwise its line is not
+        proved."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -167,14 +170,14 @@ class _Seeker:
         return not any(np.array_equal(computed, other[tap], equal_nan=True) for other in others)
 
     def _rank(self, lines: Lines, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """The surest way in which lines are right, if it is better than `best`; `best` else."""
+        """Return the rank of the lines if it is better than `best`; otherwise `best`."""
         self.clock.check()
         with contextlib.suppress(Impossible), under_hypothesis():
             return self.reference.rank(self._values(lines), tap, best, faults)
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """The lines that a parameter may have by its shape."""
+        """Return the lines that fit the shape of a parameter."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -182,7 +185,7 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """The hypotheses that are possible; with `passes`, those of the likeliest tensors alone."""
+        """Yield the possible hypotheses; with `passes`, only for the most likely tensors."""
         pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
@@ -207,7 +210,7 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """The lines, with a bias of the port wherever one is right, too: without it, the value is one on the way."""
+        """Add the port's own biases wherever one is right; the value without it is an intermediate result."""
         *_, every = self.pool.free(*layer_of(place.tap, self.config))
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters and each.tap), place.tap)
@@ -227,7 +230,7 @@ class _Seeker:
         return lines
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
-        """Every fault that a port can have at a place, but those that exchange parameters; first those it has."""
+        """Yield every fault that a port can have at a place, except swapped parameters; known faults come first."""
         every = fault_hypotheses(self.config, list(place.taps))
         faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
         return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))
@@ -237,7 +240,7 @@ class _Seeker:
 
 
 def layer_of(name: str, config: TransformerConfig) -> tuple[int | None, int, str]:
-    """The number of the layer that a name is of, the number of all layers of its stack, and the stack."""
+    """Return the layer number of a name, the number of layers of its stack, and the stack."""
     match = LAYER.match(name)
     if match is None:
         stack = name.partition(".")[0]

@@ -1,1 +1,1 @@
-"""Alignment: the reference's taps found among everything that a port computes, by value."""
+"""Find the reference's taps, by value, among everything that a port computes."""

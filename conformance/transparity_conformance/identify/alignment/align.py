@@ -1,4 +1,5 @@
-"""Alignment and walk, alternating: behind a fault the reference goes on from the port's own value."""
+"""Alternate between finding taps and running the reference; after a fault, the reference continues from the port's
+value."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -> Matches:
-    """Find the reference's taps among the values of a port; those behind a fault from the port's own value on.
+    """Find the reference's taps among the values of a port.
+
+    Taps after a fault are compared with a reference that continues from the port's value.
 
     Args:
         port: everything that the port computed; the last value is its answer.
-        clock: the time for what lies behind faults.
-        known: faults of the port, which are put into the reference.
+        clock: the time for taps after faults.
+        known: faults of the port, which the reference applies too.
     """
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
@@ -44,16 +47,16 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 class _Aligning:
-    """The taps that were found until now."""
+    """The taps found so far."""
 
     def __init__(self, found: Found) -> None:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that the port does not compute there."""
+        """Taps that the port does not compute at that place."""
 
     def alternate(self) -> None:
-        """Add what has the reference's numbers, and then the tap behind which more of them will have."""
+        """Add the taps with the reference's numbers, then the tap after which most further taps match; repeat."""
         while True:
             while equal := self.found.equal() or reordered(self.found):
                 self.by_value |= set(equal)
@@ -69,8 +72,10 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """The taps that were resumed, in a reference that has their faults wherever they can be made, if then more of
-        its values are the port's: one wrong line is wrong in every layer."""
+        """Apply the faults of the resumed taps wherever the reference can make them, if more of its values then match.
+
+        One wrong line of code is wrong in every layer.
+        """
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
             for fault in faults_of(self.found, tap, match):
@@ -81,7 +86,7 @@ class _Aligning:
         return best
 
     def complete(self) -> None:
-        """Add what no value tells: the answer, what other layers tell, and what lies between faults."""
+        """Add the taps that no value identifies: the answer, taps known from other layers, and taps between faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -102,16 +107,18 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _told_by_flow(self, lost: Sequence[str]) -> list[str]:
-        """The taps that the flow of data may tell: no choice, and nothing made from one that was not found.
+        """Return the lost taps that the flow of data may identify: no choices, and nothing made from an unknown choice.
 
-        A port that gathers the weights of few experts has those of all of them on its way, and never those of the tap.
+        A port that gathers the weights of a few experts computes the weights of all of them, and never the tap's.
         """
         unknown = {tap for tap in self._missing if is_choice(tap)}
         return [tap for tap in lost if not is_choice(tap) and not self.found.flow.inputs[tap] & unknown]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """The first lost tap for which one of the port's values makes a later tap of the reference one of the port's,
-        or which the same code computes in another layer."""
+        """Return the first lost tap that the port's values or the same code in another layer identify.
+
+        A value identifies it if a later tap of the reference then matches the port.
+        """
         found, port = self.found, self.found.port
         for tap in lost:
             faulty = behind_faults(found, tap)
@@ -131,9 +138,9 @@ class _Aligning:
         return {}
 
     def _fill(self, guessed: Mapping[str, Match | None]) -> None:
-        """Add the taps between faults: those with the numbers of one fault, the others as they are `guessed`.
+        """Add the taps between faults: by the numbers of one fault if possible, otherwise as `guessed`.
 
-        A tap may be wrong without a consequence, as scores that are shifted before a softmax.
+        A wrong tap may have no consequence: scores that are shifted before a softmax.
         """
         for tap, guess in guessed.items():
             found = self.found
@@ -144,8 +151,8 @@ class _Aligning:
                 self.found = found.adding({tap: match})
 
     def _told_apart(self) -> list[str]:
-        """Change the matches of equal numbers in two places such that each leads to what is made from its tap; return
-        those that do so in no place."""
+        """Rematch taps with equal numbers so that each match leads to the values made from its tap; return those
+        without such a match."""
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]
@@ -161,8 +168,7 @@ class _Aligning:
         return astray
 
     def _exchange(self, astray: Collection[str]) -> None:
-        """Find what has the numbers of other taps, as keys and values whose weights are exchanged, where it leads
-        on."""
+        """Find values with the numbers of other taps, such as swapped keys and values, by their uses."""
         kept = self.found.without(astray)
         for tap in astray:
             if match := _the_only(behind_faults(kept, tap)):

@@ -1,4 +1,4 @@
-"""The flow of data between the taps of the reference, which the port's values have to follow."""
+"""The flow of data between the reference's taps, which the port's values must follow."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from transparity_conformance.oracle.reach.models import small_system
 
 @dataclass(frozen=True)
 class Flow:
-    """The taps that each tap is made from, and those that are made from it, without another in between."""
+    """The taps that each tap is made from, and those made from it, without another tap in between."""
 
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
 
     @functools.cached_property
     def behind(self) -> Mapping[str, frozenset[str]]:
-        """All taps that are made from each tap."""
+        """Return all taps that are made from each tap."""
         found: dict[str, frozenset[str]] = {}
         for tap in reversed([*self.outputs]):
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """The taps that are made from `tap` without passing through one that was found."""
+        """Return the taps that are made from `tap` without passing through a found one."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -41,15 +41,19 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """The taps that were not found, and from which no `confirming` one is made so, in order; experts that are
-        chosen confirm nothing, as other numbers may lead to the same."""
+        """Return, in order, the lost taps from which no `confirming` tap is made directly.
+
+        A choice of experts confirms nothing, because other numbers may lead to the same choice.
+        """
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """The flow of data of the reference, seen in what changes when a tap is another; of a large model, in a small one
-    with as many layers and without the faults that are `known`."""
+    """Return the flow of data of the reference: which taps change when a tap is perturbed.
+
+    A large model is replaced by a small one with the same layers, without the `known` faults.
+    """
     if probe.is_large:
         known = ()
         layers = {name: getattr(probe.config, name) for name in ("num_encoder_layers", "num_decoder_layers")}
@@ -70,12 +74,12 @@ def dependents(
     tap: str,
     known: Combination = (),
 ) -> set[str]:
-    """The taps that the reference makes from `tap` without passing through another one that is given."""
+    """Return the taps that the reference makes from `tap` without passing through another given one."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Other numbers of the same size: reversed along every axis, and moved a little."""
+    """Return other numbers of the same size: reversed along every axis, and moved a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

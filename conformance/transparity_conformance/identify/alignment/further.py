@@ -1,6 +1,7 @@
-"""Taps that one row shows too early: the port does more to them before it goes on, and the numbers of that row do not
-tell. A factor in front of a norm shows in eps alone, which is rounding beside ordinary activations, and not beside
-those of other probes.
+"""Move taps that one row finds too early: the port changes the value again, but the numbers of that row do not show it.
+
+A factor before a norm, for example, acts only through eps. Beside ordinary activations that is rounding; other probes
+have activations small enough to show it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
 
 Taps = Mapping[str, Arrays]
-"""The taps of a port by the probe."""
+"""The taps of a port by probe."""
 
 
 def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
-    """The plan in which each tap is the value that the port goes on from, where that makes what follows right.
+    """Return the plan in which each tap is the value that the port continues from, where that makes the next taps
+    right.
 
     Args:
-        row: the call that was aligned.
-        read: the taps of the calls of `probes` by a plan.
-        clock: the time that is left.
+        row: the aligned call.
+        read: returns the taps of each probe's call by a plan.
+        clock: the remaining time.
     """
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
     flow = flow_of(row, plan.known) if wrong else Flow({}, {})
@@ -47,7 +49,8 @@ def further_on_probes(
 
 
 def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """The taps that the reference makes otherwise from the port's own values, on some probe, by more than rounding."""
+    """Return the taps that differ from the reference on some probe by more than rounding, computed from the port's
+    values."""
     wrong: set[str] = set()
     for key, shown in taps.items():
         probe, ours = probes[key], walk(probes[key], shown, known)
@@ -57,7 +60,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Later values that are `tap` with a fault of the catalogue, and through which all goes that is made from it."""
+    """Yield later values that are `tap` with a fault of the catalogue and on which everything made from it depends."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

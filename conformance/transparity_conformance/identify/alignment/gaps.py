@@ -1,8 +1,7 @@
-"""Taps between two faults, which no value tells: found by the flow of data, or by the code of another layer.
+"""Find taps between two faults, which no value identifies, by the flow of data or by the code of another layer.
 
-A tap that is wrong itself, and whose next tap is made wrongly from it, equals nothing in the reference. But what it is
-made from and what is made from it are known: it is the last value of its size that depends on the one and leads to the
-other.
+A tap that is wrong, and whose next tap is computed wrongly too, equals nothing in the reference. But its neighbours are
+known: it is the last value of its size that depends on the one and leads to the other.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """The `lost` taps that the flow of data tells, those nearest to what follows first."""
+    """Return the `lost` taps that the flow of data identifies, nearest to known taps first."""
     known, port = found, found.port
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -40,8 +39,10 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
-    """The last value with a layout of this shape that is made from the taps before `tap` and leads to those behind it,
-    to each without passing through another one if there is such a value."""
+    """Return the last value of this shape that is made from the known taps before `tap` and leads to all after it.
+
+    A value that leads to each of them directly is preferred.
+    """
     if not made_from and known.flow.inputs[tap]:
         return None
     flows, port = _frontiers(known), known.port
@@ -59,7 +60,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """The operation that computed the numbers of `match`, which later ones only move."""
+    """Return the operation that computed the numbers of `match`; later ones only move them."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -69,12 +70,12 @@ def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
 
 
 def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
-    """The least permuted layout in which a head's features have the order that they have in another."""
+    """Return the least permuted layout that orders a head's features as `layout` does."""
     return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
 
 
 def _frontiers(known: Found) -> list[set[int]]:
-    """For each operation, the operations of the found taps that its value is made from; of a found one, itself."""
+    """Return, for each operation, the found taps that its value is made from; a found one counts as its own."""
     own = {match.index for match in known.matches.values()}
     flow: list[set[int]] = []
     for index, inputs in enumerate(known.port.inputs):
@@ -83,12 +84,12 @@ def _frontiers(known: Found) -> list[set[int]]:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """The operations from which an end is made without passing through one of `every`."""
+    """Return the operations that lead to an end without passing through one of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """The `lost` tap as another layer of its stack computes it; None if no code is run for every layer."""
+    """Return the match of the `lost` tap, given another layer's; None if the layers do not run the same code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None
@@ -113,7 +114,7 @@ def repeated(found: Found, lost: str) -> Match | None:
 
 
 def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers: int) -> int:
-    """The number of operations of one layer, if the operations of all layers repeat those of the first; else 0."""
+    """Return the number of operations per layer if all layers repeat the same operations; otherwise 0."""
     if layers < 2 or not known:
         return 0
     first, last = min(known.values()), max(known.values())

@@ -1,4 +1,4 @@
-"""The taps that a port does not show: every operation is listened to, and the taps are found by value."""
+"""Find the taps that a port does not show: record every operation, and match taps by value."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from transparity_conformance.report.report import Divergence
 from transparity_conformance.running.process.running import run_listening
 
 Forwards = Mapping[int, Callable[..., Any]]
-"""The built port, by the identity of the parameters."""
+"""The built port, by the identity of its parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedCall:
-    """One call of a port, with all that it computed."""
+    """One call of a port, with every recorded operation."""
 
     operations: Sequence[Operation]
     taps: Arrays
@@ -48,19 +48,19 @@ class AlignedCall:
 
 @dataclass(frozen=True, eq=False)
 class RecordedPort:
-    """The calls of probes by name; none if nothing was heard, and then the reason."""
+    """The recorded calls by probe; empty if nothing was recorded, with the reason in `notes`."""
 
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """Probes that were heard beside those that were asked for."""
+    """Probes that were recorded in addition to those that the caller passed."""
 
 
 NOT_ASKED = RecordedPort({})
 
 
 class AlignedRow(Probe):
-    """One row without padding, on which the reference is walked often: its parameters are in memory."""
+    """One row without padding, with its exact parameters in memory because the reference runs on it often."""
 
     keeps_exact = True
 
@@ -70,22 +70,25 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""Measured (`meta.listening.cost`): PyTorch records 6.7 numbers of 8 bytes for each number of a tap, which are held by
-the port's process, the answer on its way, and the alignment, which sorts them."""
+"""Bytes per number of a tap, measured by `meta.listening.cost`.
+
+PyTorch records 6.7 numbers of 8 bytes. The port's process, the answer in transit and the alignment, which sorts them,
+share this memory.
+"""
 
 WALKS_OF_A_TAP = 2
-"""Alignment changes each tap for the flow of data, and behind faults."""
+"""Alignment changes each tap once for the flow of data, and once after faults."""
 
 
 def row_of(probe: Probe) -> Probe:
-    """One row without padding, as long as the inputs of `probe` and for the same model."""
+    """Return one row without padding, of the same model and lengths as `probe`."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """The divergence of the logits on the probe where it is largest; None if they are right, or of another shape."""
+    """Return the largest divergence of the logits over all probes; None if they are right or of another shape."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -107,43 +110,45 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Listen to a port whose logits are wrong; the taps that it shows by itself are its own.
+    """Record a port whose logits are wrong. Taps that the port shows under their names stay unchanged.
 
     Args:
-        actual: what the port showed on each probe, its logits among it.
-        clock: the time for finding what lies behind faults.
-        row: one row without padding, on which taps are found; that of the first probe without it. A large model is
-            listened to on it alone.
-        known: faults that give the logits, with which the reference makes the port's values.
+        actual: what the port showed on each probe, including its logits.
+        clock: the time for finding taps after faults.
+        row: one row without padding, on which taps are matched; by default the first probe's. A large model is
+            recorded only on this row.
+        known: faults with which the reference computes the port's logits.
     """
     first = next(iter(probes.values()))
     row = row or aligned_probe(first)
     if shows_all(probes, actual):
         return NOT_ASKED
     if reason := _why_not(row, clock):
-        return RecordedPort({}, (f"the port was not listened to: {reason}; with taps of its own, more is found",))
+        return RecordedPort(
+            {}, (f"the port's operations were not recorded: {reason}; taps in the port would show more",)
+        )
     try:
         return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress, known)
     except PortProcessError:
         raise
     except PortError as error:
-        return RecordedPort({}, (f"the port could not be listened to: {error}",))
+        return RecordedPort({}, (f"the port's operations could not be recorded: {error}",))
 
 
 def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
-    """Return whether a port shows every tap by itself."""
+    """Return whether a port shows every tap under its name."""
     return all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items())
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
-    """The reason why a model is too large to be listened to; empty if it is not."""
+    """Return the reason why a model is too large to record; empty if it is not."""
     lengths = lengths_of(row.config, row.inputs)
     shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
         return f"its weights and its values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
-    walk(row, {})  # the first one casts the parameters, too
+    walk(row, {})  # the first run also casts the parameters
     began = time.thread_time()
     walk(row, {})
     of_a_walk = time.thread_time() - began
@@ -167,7 +172,7 @@ def _heard(
     progress("listening to the port", 0, len(probes) + 1)
     taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
-        return RecordedPort({}, ("no operation of the port was heard; with taps of its own, more is found",))
+        return RecordedPort({}, ("no operation of the port could be recorded; taps in the port would show more",))
     plan = plan_of(row, operations, taps["logits"], dtype, clock, known)
     loops, has_loops = without_loops(row, operations), False
     if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
@@ -195,7 +200,7 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """A call by the plan, in which what the port shows by itself, in the shape of its tap, is its own."""
+    """Return a call read by the plan; values that the port shows in the shape of their tap replace the matched ones."""
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
@@ -210,7 +215,7 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """The first row of `probe`, in which all tokens are different and nothing is padding."""
+    """Return the first row of `probe` without padding; all its tokens are distinct."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
@@ -222,4 +227,4 @@ def _found(plan: Plan, probe: Probe) -> str:
     absent = [tap for tap in taps if tap not in plan.matches]
     named = f"; not {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
     found = len(taps) - len(absent)
-    return f"the port was listened to: {found} of {len(taps)} taps were found by value among its operations{named}"
+    return f"{found} of {len(taps)} taps were found by value among the port's operations{named}"

@@ -1,4 +1,4 @@
-"""Everything that the reference computes on the way to a tap, not its taps alone."""
+"""Every intermediate result of the reference up to a tap, not only the taps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Recorded(np.ndarray):
-    """An array whose results are kept in `into`, and are arrays of this kind again."""
+    """An array that appends every result computed from it to `into`; the results are such arrays too."""
 
     into: list[np.ndarray]
 
@@ -39,7 +39,7 @@ class Recorded(np.ndarray):
         return self._kept(_plain(self)[key])
 
     def repeat(self, *inputs: Any, **options: Any) -> Any:
-        """Repeat elements, as the heads of keys and values."""
+        """Repeat elements, such as the heads of keys and values."""
         return self._kept(_plain(self).repeat(*inputs, **options))
 
     def _kept(self, result: Any) -> Any:
@@ -66,19 +66,20 @@ TURNED = ("query", "query_norm", "key", "key_norm")
 
 
 def _quarter_turn(config: TransformerConfig, x: np.ndarray) -> np.ndarray:
-    """The pairs (a, b) of features that are rotated as (−b, a), which many ports multiply by the sines."""
+    """Return the feature pairs (a, b) rotated to (−b, a), which many ports multiply by the sines."""
     turned = x[..., : config.rotated_dim]
     half = np.ones((x.shape[-2], config.rotated_dim // 2))
     return rotate(turned, (0 * half, half), config.rope_layout)
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """The parameters, of embeddings the rows that are looked up, and what the reference computes up to the tap `until`
-    from the port's values at its taps.
+    """Return the parameters and every value that the reference computes up to the tap `until` from the port's taps.
+
+    Embedding tables are left out; the rows that are looked up are included.
 
     Args:
         given: the port's values by tap.
-        hypotheses: faults that are put into the reference; what it computes without them is there, too.
+        hypotheses: faults that the reference applies; its values without them are included too.
     """
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
@@ -104,12 +105,12 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
     except TapReached:
         pass
     found = list(values)
-    values.clear()  # each value has a base that holds the list, and no collector looks for cycles through arrays
+    values.clear()  # each value has a base that contains the list; the collector ignores cycles through arrays
     return found
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """The numbers that the reference computes from positions alone: angles, waves, slopes and biases of distances."""
+    """Return the numbers that the reference computes only from positions: angles, waves, slopes and distance biases."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

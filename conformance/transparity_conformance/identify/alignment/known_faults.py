@@ -1,4 +1,4 @@
-"""Taps behind a known fault: with the fault put into the reference, its value is one of the port's."""
+"""Taps after a known fault: with the fault in the reference, its value is one of the port's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """The port's values that are `tap` with some fault of the catalogue, by operation.
+    """Return the port's values that are `tap` with some fault of the catalogue, by operation.
 
     Args:
-        of_weights: faults of weights as well, with which a port never has the right numbers.
+        of_weights: also try faults of weights.
     """
     strict: ByOperation = {}
     loose: ByOperation = {}
@@ -31,11 +31,11 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # an operation that makes another tap makes this one only if no other does
+    return strict or loose  # an operation that makes another tap makes this one only if no other operation does
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """The faults with which the reference has the value of a match at a tap, each wherever it can be made."""
+    """Yield the faults with which the reference computes a match's value at a tap, each at every possible site."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -45,7 +45,10 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """The last of `matches` that only a fault computes; a right port has scores without their bias, too, on the way."""
+    """Return the last of `matches` that only a fault computes.
+
+    A right port has such intermediate values too: scores before their bias is added.
+    """
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
         wrong -= set(found.port.with_numbers(each, wrong))
@@ -53,17 +56,18 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def may_be_chosen(tap: str, value: np.ndarray) -> bool:
-    """Return whether a value is one of a choice, which is 0 or 1 everywhere; True of other taps.
+    """Return whether a value may be a choice, which is 0 or 1 everywhere; True for other taps.
 
-    From any other number the reference would weigh all experts, as a port does on its way that has a softmax of all.
+    A port may compute a softmax over all experts first; from it, the reference would weight every expert.
     """
     return not is_choice(tap) or bool(np.isin(value, (0, 1)).all())
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Those of `matches` from which the reference makes the port's values behind a choice; all of them of other taps.
+    """Return the `matches` from which the reference computes the port's values after a choice; all of them for other
+    taps.
 
-    Marks tell nothing by themselves: those of the groups to choose from are those of more experts.
+    Marks identify nothing by themselves: a choice of groups may equal a choice of experts in a larger model.
     """
     if not is_choice(tap):
         return matches
@@ -73,7 +77,7 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     def is_followed(match: Match) -> bool:
         chosen = found.port.read(match)
         if any(np.array_equal(values[name] != 0, chosen != 0) for name in found.flow.outputs[tap] & values.keys()):
-            return True  # the weights of these experts, and of no others, whatever is wrong with them
+            return True  # these experts, and no others, have weights, whatever is wrong with the weights
         ours = found.adding({tap: match}).ours
         return bool(behind) and all(found.port.agree(values[name], ours[name]) for name in behind)
 
@@ -88,7 +92,7 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """The value of the reference at `tap` with every fault that can be made there."""
+    """Yield the reference's value at `tap` with every fault that can be there."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:

@@ -1,5 +1,8 @@
-"""Taps whose numbers a port moves, or changes before it continues: heads that are merged otherwise, features of queries
-and keys in another order, which makes the same scores if it is the same in both."""
+"""Taps whose numbers a port moves or changes before it continues.
+
+Examples are heads merged in another order, and query and key features in another order, which gives the same
+scores if both use it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ from transparity_conformance.matching.recorded import Match, Recorded
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """The taps in front of the `lost` one whose numbers flow on in other places, as heads that are merged without
-    moving the axes, if with these all that is made from them is among the port's values."""
+    """Return taps before the `lost` one whose numbers the port moves, such as heads merged without moving the axes.
+
+    The moved values must make everything computed from them match the port's values.
+    """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
         misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
@@ -30,10 +35,10 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """The first value made from that of a tap that has its numbers in other places.
+    """Return the first value made from a tap's value that has its numbers in other places.
 
     Args:
-        is_any: whether they are in other places whichever way its axes are read, or only the most natural one.
+        is_any: compare with every reading of the axes, not only with the most natural one.
     """
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
@@ -51,8 +56,10 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """A tap that `lost` is made from and that was found too early; or two, as queries and keys that are normalised
-    once more."""
+    """Return a later value for a tap that `lost` is made from and that was found too early.
+
+    Two taps may have to move together: queries and keys that are normalized once more.
+    """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
         others = found.without([tap])
@@ -72,8 +79,7 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Taps in front of nothing but `moved` ones, and with the value of what they are made from: a norm that the port
-    has further on, and not here."""
+    """Return taps with the value of their input that lead only to `moved` taps: a norm that the port applies later."""
     return [
         tap
         for tap, match in found.matches.items()
@@ -86,9 +92,9 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """The queries and keys that are not `found`, and that the port has with their features in one order.
+    """Return the queries and keys, not yet `found`, whose features the port keeps in another order.
 
-    Queries alone are not enough: in an order that is not that of the keys, they make other scores.
+    Both must have the same order; otherwise the scores change.
     """
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
@@ -101,7 +107,7 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """The first values with the numbers of a query and a key and their features in one other order."""
+    """Return the first values with the numbers of a query and a key whose features share another order."""
     for pair in itertools.product(*(_with_numbers_of(each, port) for each in ours)):
         query, key = (port.read(match) for match in pair)
         if features := _order(ours, (query, key), port.tolerance):
@@ -111,15 +117,17 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _with_numbers_of(ours: np.ndarray, port: Recorded) -> Iterator[Match]:
-    """The values with the numbers of a tap, in each order of its axes."""
+    """Yield the values with the numbers of a tap, in each order of their axes."""
     for index in port.with_numbers(ours, port.by_size.get(ours.size, ())):
         fits = layouts(ours.shape, port.values[index].shape, port.heads)
         yield from (Match(index, fit) for fit in fits if fit.split == ours.shape)
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """For each feature of ours, the nearest of theirs that is no other's, in query and key together; empty if one has
-    none within a relative `tolerance`."""
+    """Return, for each of our features, the nearest unused feature of theirs, in query and key together.
+
+    The result is empty if a feature has none within the relative `tolerance`.
+    """
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
     for feature in wanted:
@@ -132,7 +140,7 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """The numbers of each feature of a query and a key, relative to the largest of each."""
+    """Return the numbers of each feature of a query and a key, relative to the largest of each."""
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

@@ -1,4 +1,4 @@
-"""The plan of a port: the operation that computes each tap, learned on one call and read on every other."""
+"""The plan of a port: the operation that computes each tap, learned on one call and used on every other."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from transparity_conformance.oracle.probes import Probe
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The operation of each tap on the call that was aligned."""
+    """The operation of each tap in the aligned call."""
 
     port: Recorded
-    """Everything that the port computed on that call."""
+    """Everything that the port computed in that call."""
     matches: Matches
     in_order: Matches
-    """For each tap, the operation that puts its numbers into the order of the tap's axes, where there is one."""
+    """The operation that puts a tap's numbers into the order of the tap's axes, where one exists."""
     unchanged: Mapping[str, Sequence[Match]]
-    """For each tap, the operations that all of it goes through next, and that changed nothing: a mask of padding."""
+    """The operations that a tap passes next and that leave it unchanged, such as a padding mask without padding."""
     known: Combination
-    """The faults of the reference that was aligned."""
+    """The faults of the aligned reference."""
 
 
 def plan_of(
@@ -51,22 +51,22 @@ def plan_of(
         operations: everything that the port computed, in order.
         answer: the logits that it returned.
         dtype: the precision of the port.
-        clock: the time for what lies behind faults.
-        known: faults of the port, which are put into the reference.
+        clock: the time for taps after faults.
+        known: faults of the port, which the reference applies too.
     """
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Everything that a port computed on a call, each head of keys and values once."""
+    """Return everything that a port computed in a call, with repeated heads of keys and values reduced to one."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in operations]
     return Recorded(once, answer, heads, dtype)
 
 
 def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
-    """The plan with these operations for the taps."""
+    """Return the plan with these operations for the taps."""
     ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
     unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
@@ -74,7 +74,7 @@ def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """The operations that alone use the value of a match, one after the other, and leave it as it is."""
+    """Return the chain of sole users of a match's value that leave it unchanged."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -87,9 +87,9 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """The first operation that puts the numbers of a match into the order of the tap's axes, if there is one.
+    """Return the first operation with a match's numbers in the order of the tap's axes, or None.
 
-    There the axes are read without a choice on every call, also where two of them have the same length.
+    Its axes are unambiguous in every call, even where two of them have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -105,9 +105,9 @@ def _in_order(port: Recorded, match: Match) -> Match | None:
 def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
-    """The taps of another call of the same port, and the number of the operation that computed each.
+    """Return the taps of another call of the same port, and the number of the operation that computed each.
 
-    A port that goes through the rows of a batch one by one repeats its operations for each.
+    A port that loops over the rows of a batch repeats its operations for each row.
     """
     lengths = lengths_of(probe.config, probe.inputs)
     rows = len(next(iter(probe.inputs.values())))
@@ -142,8 +142,8 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """The value of a tap, in every way to read the operations `indices`, of which each has rows of `shape`; none where
-    scores are masked."""
+    """Return the value of a tap in every reading of the operations `indices`, each with rows of `shape`; empty for
+    masked scores."""
     values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
     grows = any(operations[index].grows for index in indices) and tap.endswith(".scores")
     if grows or any(np.isneginf(value).any() for value in values):
@@ -155,17 +155,19 @@ def _ways(
 
 
 def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
-    """The value with each head once, if there are too many numbers for the shape of its tap."""
+    """Return the value with each head once, if it has too many numbers for the shape of its tap."""
     is_right = value.size == math.prod(shape)
     return value if is_right else unrepeated(value, config.num_heads, config.key_value_heads)
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """The operation to read each tap from: the one that has its axes in order, if the call has it, too; of a product
-    that is another one on one row than on several, what is made of it.
+    """Return the operation to read each tap from.
+
+    An operation with the tap's axes in order is preferred. If the call lacks an operation, for example because a
+    product is another one on several rows, an unchanged later one replaces it.
 
     Args:
-        moved: the operations of the call that was aligned that another call has; None for all of them.
+        moved: the operations of the aligned call that the other call has too; None for all of them.
     """
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
@@ -177,9 +179,9 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """The taps that are made from the same other taps in both calls.
+    """Return the taps that both calls make from the same other taps.
 
-    In a call that leaves something out, as an expert without tokens, the same code of another layer may stand for it.
+    A call may skip code, such as an expert without tokens; then the same code of another layer may be matched instead.
     """
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
@@ -192,7 +194,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """For each of the operations `indices`, those among them that its value is made from, as the bits of a number."""
+    """Return, for each operation of `indices`, a bit set of the others that its value is made from."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -201,9 +203,10 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """The value in the shape of its tap, in every way that agrees with the layout that was learned, or as is natural.
+    """Return the value in the shape of its tap, in every way that agrees with the learned layout, or else the natural
+    one.
 
-    The row that was aligned does not tell where the batch is among the axes, nor the order of more or fewer features.
+    The aligned call has one row: it does not show which axis is the batch, nor the order of more or fewer features.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []
@@ -220,7 +223,7 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _nearest(
     plan: Plan, probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]
 ) -> tuple[np.ndarray, int]:
-    """The way to read a value that is nearest to the reference's on the port's own activations, with its operation."""
+    """Return the reading nearest to the reference on the port's own activations, with its operation."""
     before = {name: value for name, value in taps.items() if name != "logits"}
     ours = walk(probe, before, plan.known, until=tap)[tap]
     with np.errstate(invalid="ignore"):
@@ -228,7 +231,7 @@ def _nearest(
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """The operations of the call that was aligned, and those that stand for them in another."""
+    """Return the operations of the aligned call with their counterparts in another call."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}
@@ -237,8 +240,10 @@ def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
 
 
 def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, int]:
-    """What stands for the operation of a tap where the same later operation uses it: a loop over experts has more
-    turns in one call than in another, and its last sum is the tap."""
+    """Return counterparts of operations by the later operation that uses them.
+
+    A loop over experts may have more turns in one call than in another, and its last sum is the tap.
+    """
     wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
     used: dict[int, int] = {}
     for user, other_user in moved.items():

@@ -1,1 +1,1 @@
-"""Fitting: which configuration does a module have?"""
+"""Find the configuration of a module."""

@@ -16,31 +16,33 @@ from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, t
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
-    """Which template is nearest, what differs from it, how sure that is, and what cannot be told."""
+    """Yield sentences: the nearest template, the differences from it, the evidence, and fields that no call shows."""
     pairs = fit.differences.items()
     fields = "; ".join(f"{name} is {_shown(ours)}, not {_shown(theirs)}" for name, (theirs, ours) in pairs)
-    yield f"{port} is {fit.template}{f', but {fields}' if fields else ', in all but its sizes'}."
+    yield f"{port} is {fit.template}{f', but {fields}' if fields else ', apart from its sizes'}."
     if fit.is_confirmed:
-        yield "Confirmed: the reference with this configuration computes what the module does, within rounding."
+        yield "Confirmed: the reference with this configuration agrees with the module within rounding."
     else:
         yield (
             f"Not confirmed: the reference with this configuration differs from the module by {fit.share:.2g} × the "
-            "budget; something in the module is in no configuration, or was read wrongly."
+            "budget. A part of the module is not configurable, or was read wrongly."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."
     if fit.unused:
-        yield f"Not understood, since no operation that was recognised uses them: {', '.join(fit.unused)}."
+        yield f"Not understood, because no recognized operation uses them: {', '.join(fit.unused)}."
     for name, reason in fit.untold.items():
-        yield f"Cannot be told: {name} ({reason}); {_shown(getattr(fit.config, name))} is written."
+        yield f"Undetermined: {name} ({reason}); the configuration uses {_shown(getattr(fit.config, name))}."
 
 
 AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE` needs no configuration."
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """The configuration of a fit that stopped, with "?" for a field that models differ in and that is not known, and
-    what is nearest to it, in a sentence."""
+    """Return the partial configuration of a fit that stopped, and a sentence that names the nearest template.
+
+    An unknown field on which the templates differ has the value "?".
+    """
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     if not others:
@@ -55,12 +57,12 @@ def unfinished(error: FitError) -> tuple[str, str]:
     ]
     fields = {**error.known, **dict.fromkeys(open_fields, "?")}
     written = {field: "-inf" if value == -math.inf else value for field, value in fields.items()}
-    nearest = f"By what is known, {name} is nearest{f', but {but}' if but else ''}. " if len(known) > 1 else ""
+    nearest = f"The nearest template is {name}{f', but {but}' if but else ''}. " if len(known) > 1 else ""
     return json.dumps(written, indent=2) + "\n", f"{nearest}{AGAINST}"
 
 
 def differences_from(known: Mapping[str, Any], template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """The known fields in which a template differs, with both values, the template's first."""
+    """Return the known fields in which a template differs, as pairs (template's, known)."""
     pairs = {name: (getattr(template, name), value) for name, value in known.items() if name not in NOT_RUN}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

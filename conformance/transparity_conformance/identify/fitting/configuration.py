@@ -1,4 +1,4 @@
-"""The fields of a configuration, and the parameters by our names, from the parts of a call."""
+"""Determine the fields of a configuration, and the parameters by the reference's names, from the parts of a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import HEADS
 
 FEW = 3
-"""Digits up to which another multiplier may as well have been chosen."""
+"""Digits up to which another multiplier is equally plausible."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -71,7 +71,7 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _heads(first: Attention) -> dict[str, Any]:
-    """The sizes of attention."""
+    """Return the sizes of attention."""
     width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
     key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
     return {
@@ -154,7 +154,7 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """The kind and the eps of all norms; add the factor behind the last one, and a remark on each that has another."""
+    """Return the kind and the eps of all norms; add the factor after the last norm, and a remark on each other eps."""
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     factor = factor_behind(named[final], kind, eps) if final in named else 1.0
@@ -167,7 +167,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:
-    """The multipliers by which a factor may be written: alone, and of √embed_dim; first the simplest."""
+    """Return the ways to write a factor, directly or as a multiple of √embed_dim, simplest first."""
     options = {"none": factor, "embed_dim": settled(factor / root)}
     return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 
@@ -192,13 +192,13 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """The fields that give the factor of the tokens' rows: those with the simplest multiplier."""
+    """Add the fields that give the factor of the token embeddings, with the simplest multiplier."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
     if digits(another) <= FEW and last.scale != 1:
-        found.untold["embedding_scale"] = f"{other} with the multiplier {another:g} computes the same"
-        found.untold["embedding_multiplier"] = "another goes with another embedding_scale"
+        found.untold["embedding_scale"] = f"{other} with the multiplier {another:g} is equivalent"
+        found.untold["embedding_multiplier"] = "it depends on embedding_scale"
 
 
 def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
@@ -215,10 +215,10 @@ def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         table = subject.values[last.position_table]
         found.fields["max_length"] = table.size // table.shape[-1] - last.offset
     else:
-        found.untold["max_length"] = "no table has a row for each position"
+        found.untold["max_length"] = "no table has one row per position"
     for name in subject.loose:
         field, what = ("max_length", "patches") if name == "pixels" else ("num_frames", "frames")
-        found.untold[field] = f"any number of {what} is taken"
+        found.untold[field] = f"the module takes any number of {what}"
     if first.positions != last.positions and "none" not in (first.positions, last.positions):
         found.fields["encoder_positions"] = first.positions
     for each in (first, last):
@@ -228,7 +228,7 @@ def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _looked_up(stack: str, made: Embedding, subject: FittedModel) -> Arrays:
-    """The parameters of what turns tokens, an image or audio into vectors."""
+    """Return the parameters that turn tokens, an image or audio into vectors."""
     if made.reads_tokens:
         return {f"{stack}.token_embedding.weight": subject.values[made.table]}
     return {f"{stack}.{name}": value for name, value in made.parameters.items()}
@@ -258,7 +258,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """How the states of positions become that of a row: the first way by which all calls have their outputs."""
+    """Determine how the states of positions become one per row: the first way that gives every call's output."""
     head = parts.head
     if not head.is_pooled:
         return

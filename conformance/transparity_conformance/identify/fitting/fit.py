@@ -1,4 +1,4 @@
-"""The configuration of a module: sizes from its parameters, all else from the values of its operations."""
+"""The configuration of a module: sizes from its parameters, everything else from the values of its operations."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""Between which an eps is sought that the values of the first calls do not show."""
+"""The range in which an eps is searched that the first calls do not show."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The configuration of a module."""
+    """The configuration of a module, with the evidence for it."""
 
     config: TransformerConfig
     share: float
-    """The largest difference of the reference with this configuration, as a share of the budget."""
+    """The largest difference from the reference with this configuration, as a share of the budget."""
     template: str
     """The nearest preset or family."""
     differences: dict[str, tuple[object, object]]
     untold: dict[str, str]
-    """Fields of which other values would give the same outputs, with the reason."""
+    """Fields for which other values would give the same outputs, with the reason."""
     parameters: Arrays
-    """The module's drawn parameters by our names."""
+    """The module's drawn parameters, by the reference's names."""
     unused: tuple[str, ...] = ()
-    """The module's parameters of which nothing was recognised."""
+    """The module's parameters that no recognized operation uses."""
     remarks: tuple[str, ...] = ()
-    """What the module does that no configuration does, if it is not confirmed."""
+    """Departures of the module that no configuration expresses, if the fit is not confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether the reference with this configuration computes what the module does."""
+        """Return whether the reference with this configuration agrees with the module."""
         return self.share <= 1
 
 
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
-    """Find the configuration of what `path/to/file.py:Model` makes, in a process of its own.
+    """Find the configuration of the module that `path/to/file.py:Model` makes, in a separate process.
 
-    Raises `PortError` if there is none, or if it is not answered within `timeout` seconds.
+    Raise `PortError` if no module is found or `timeout` seconds pass without an answer.
     """
     build = isolated_build(spec, timeout, "")
     try:
@@ -90,17 +90,20 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 
 
 def fit(module: Any, seed: int = 0) -> Fit:
-    """Find the configuration of a module, or of what a function without arguments makes.
+    """Find the configuration of a module, or of the module that a function without arguments returns.
 
-    Raises `FitError` with the first part that no configuration has. The weights of a module are not touched.
+    The module's weights stay unchanged. Raise `FitError` with the first part that no configuration expresses.
     """
     with kept(module):
         return fitted(FittedModel(made_by(module, None), seed))
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a subject, which may compute heads or rows one at a time, or keys before queries: the
-    first reading that is confirmed, or the nearest; raises the error of the first if there is none."""
+    """Find the configuration of a subject; return the first confirmed reading, or else the nearest.
+
+    Readings differ in loops over heads or rows, and in whether keys are computed before queries. If no reading
+    succeeds, raise the first error.
+    """
     errors: list[FitError] = []
     made: list[Fit] = []
     for loops in get_args(Loops):
@@ -123,7 +126,7 @@ def fitted(subject: FittedModel) -> Fit:
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """The fit with queries before keys, and the other way round; raises the error of the first if both have one."""
+    """Yield the fit with queries before keys, then with keys before queries; raise the first error if both fail."""
     sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
@@ -157,11 +160,11 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
 
 def _unread(failed: Impossible) -> FitError:
-    return FitError(f"The module is not read as any configuration of ours: {failed}.")
+    return FitError(f"No configuration of the reference fits the module: {failed}.")
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """What the tables and the weights of attention tell of a module, whatever else it is."""
+    """Return the fields that tables and attention weights show, whatever else the module is."""
     lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
     found = softmaxes(heard.operations, batch, lengths)
     heads = {softmax.weights.shape[1] for softmax in found}
@@ -178,15 +181,17 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 
 
 def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
-    """The module's parameters that are nowhere in ours."""
+    """Return the module's parameters that no parameter of the reference contains."""
     ours = list(found.parameters.values())
     is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
     return tuple(name for name, used in is_used.items() if not used and name not in found.used)
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether the last stack's attentions mask the future; token types, which only an encoder has, tell where
-    every token sees itself alone."""
+    """Return whether the attentions of the last stack mask the future.
+
+    If every token attends only to itself, token types decide, because only an encoder has them.
+    """
     batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
     found = softmaxes(heard.operations, batch, lengths)
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
@@ -200,8 +205,10 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
-    """The fit, held to all calls and to the probes of a check; fields that cannot be told have the values of the
-    nearest template, if these fit."""
+    """Compare the fit with all calls and with the probes of a check.
+
+    Undetermined fields take the values of the nearest template, if these fit.
+    """
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
     name, differ = nearest(config, untold)
@@ -222,7 +229,8 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
-    """The module with the weights of a check, on its probes; in its own precision if it differs in float64."""
+    """Compare the module with the reference on the weights and probes of a check, in float64 or in the module's
+    precision."""
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     for key, probe in probes.items():
@@ -238,20 +246,22 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
     try:
         proof = proved(probes, answer)
-        if proof.share > 1:  # as where masks of transformers are infinite in float64
+        if proof.share > 1:  # for example, the masks of transformers are infinite in float64
             subject.narrow()
             proof = proved(probes, answer)
         return proof
     except ModuleError as error:
-        error.add_note("A check has to call it so: return a function that pads its inputs, and cuts what was padded.")
+        error.add_note("A check calls the module this way. Return a function that pads inputs and cuts the output.")
         raise
     finally:
         subject.model.assign(subject.values)
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """The eps with which the reference answers a probe as the module does: seen where activations are small beside it,
-    and not in a module that computes its norms in float32 beside large ones."""
+    """Return the eps with which the reference answers a probe as the module does.
+
+    It is visible where activations are small relative to it, unless the module computes its norms in float32.
+    """
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
 
@@ -266,7 +276,7 @@ def _eps_of(probe: Probe, answer: np.ndarray) -> float:
 def _as_usual(
     config: TransformerConfig, template: str, found: FoundFields, calls: Sequence[RecordedCall]
 ) -> TransformerConfig:
-    """The configuration with those fields of the template that cannot be told, if the calls are then the same."""
+    """Give the undetermined fields the template's values where the calls stay the same."""
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
         usual = changed(config, fields)
@@ -282,12 +292,12 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
 
 
 def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
-    """The largest difference of the calls' outputs, as a share of its budget."""
+    """Return the largest difference of the calls' outputs, as a share of its budget."""
     return max(_share_of(probe, call.output) for probe, call in zip(probes, calls, strict=True))
 
 
 def _share_of(probe: Probe, output: np.ndarray) -> float:
-    """The difference of a call's output as a share of its budget."""
+    """Return the difference of a call's output, as a share of its budget."""
     oracle = probe.oracle
     expected = oracle.expected["logits"]
     if expected.shape != output.shape:

@@ -1,4 +1,4 @@
-"""One call of a module, taken apart: stacks, their sublayers and norms, and the head."""
+"""Split one call of a module into stacks, sublayers, norms and head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from transparity_conformance.identify.fitting.values.numbers import is_same
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """An encoder or a decoder: its embedding, its sublayers by our names, and its norms."""
+    """An encoder or a decoder: its embedding, its sublayers by the reference's names, and its norms."""
 
     name: str
     embedding: Embedding
@@ -43,13 +43,13 @@ class Stack:
 
     @property
     def recurrences(self) -> list[tuple[str, Recurrence]]:
-        """The recurrences by our names."""
+        """Return the recurrences by the reference's names."""
         named = ((f"{name.rpartition('.')[0]}.recurrence", each) for name, each in self.sublayers)
         return [(name, each) for name, each in named if isinstance(each, Recurrence)]
 
     @property
     def mixers(self) -> list[Mixer]:
-        """What each layer begins with."""
+        """Return the mixer at the start of each layer that has one."""
         return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
 
     def attentions(self, kind: str = "self_attention") -> list[Attention]:
@@ -58,7 +58,7 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A call, taken apart."""
+    """The parts of a call."""
 
     heard: RecordedCall
     stacks: dict[str, Stack]
@@ -71,11 +71,11 @@ class Parts:
 
 
 def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
-    """Take a call apart; raises `FitError` with the first thing that is none of ours.
+    """Split a call into parts; raise `FitError` with the first part that the reference lacks.
 
     Args:
-        causal: whether a lone stack's attention sees no later token.
-        keys_first: whether keys are made before queries.
+        causal: whether the attention of a single stack masks later tokens.
+        keys_first: whether keys are computed before queries.
     """
     values, inputs, tokens = subject.values, heard.inputs, subject.inputs
     lengths = list(heard.lengths.values())
@@ -113,19 +113,19 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
 
 
 def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
-    """The sublayers; raises `FitError` for one that is read as what could not be added to the residual."""
+    """Return the sublayers; raise `FitError` for one whose result cannot be added to the residual."""
     for index, each in enumerate(found):
         made = each.result[1].shape[-1]
         if made != width:
             raise FitError(
-                f"Sublayer {index} ({tensor_of(each)}) is read as one whose result has {made} features, and the "
-                f"residual has {width}; expected attention, a gated delta network or Mamba-2, and feed-forwards."
+                f"Sublayer {index} ({tensor_of(each)}) seems to return {made} features, but the residual has {width}. "
+                "Expected attention, a gated delta network or Mamba-2, and feed-forwards."
             )
     return found
 
 
 def tensor_of(sublayer: Sublayer) -> str:
-    """The module's name of the first tensor of a sublayer."""
+    """Return the module's name of the first tensor of a sublayer."""
     if isinstance(sublayer, Attention):
         return sublayer.query.name
     if isinstance(sublayer, Experts):
@@ -140,7 +140,7 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """The streams of all stacks, with norms at the same places."""
+    """Return the streams of all stacks, with norms at the same places."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:
@@ -161,16 +161,18 @@ def _streams(
     name, sublayer = named[last][reached] if named[last] else (last, None)
     at = f" at {name} ({tensor_of(sublayer)})" if sublayer is not None else ""
     raise FitError(
-        f"The sublayers of the {last} are connected{at} by no residuals and norms of ours (norms before, behind or "
-        "around each sublayer; layer, RMS or batch norms)."
+        f"The residuals and norms of the {last} were not recognized{at}. Expected layer, RMS or batch norms before, "
+        "after or around each sublayer."
     )
 
 
 def _recurrences(
     subject: FittedModel, heard: RecordedCall, maps: Sequence[Linear], taken: set[str]
 ) -> list[tuple[list[Convolution], list[Linear]]]:
-    """The convolutions of every recurrence, and the maps of its input; what is used as a linear map, or `taken` by
-    other parts, is no kernel."""
+    """Return the convolutions of every recurrence, with the maps of its input.
+
+    Parameters that linear maps or other parts use are no kernels.
+    """
     used = taken | {one.name.partition("[")[0] for one in maps}
     kernels = {name: value for name, value in subject.values.items() if name not in used}
     batch, length = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())[-1]
@@ -187,7 +189,7 @@ def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embeddin
 
 
 def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
-    """The sublayers of each stack: a feed-forward belongs to that of the attention before it."""
+    """Return the sublayers of each stack; a feed-forward belongs to the stack of the attention before it."""
     if len(lengths) == 1:
         return [list(found)]
     split: list[list[Sublayer]] = [[], []]
@@ -200,7 +202,8 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """The sublayers by our names; raises `FitError` unless every layer has an attention and a feed-forward."""
+    """Return the sublayers by the reference's names; raise `FitError` unless every layer has attention and a
+    feed-forward."""
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
     has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
@@ -218,12 +221,12 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
         if kind == "feed_forward":
             layer, position = layer + 1, 0
     if (position and not has_none) or not found:
-        raise FitError(f"Layer {layer} of the {stack} has no feed-forward of two or three linear maps behind it.")
+        raise FitError(f"Layer {layer} of the {stack} does not end with a feed-forward of two or three linear maps.")
     return named
 
 
 def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """The maps behind the last sublayer, and what the output is."""
+    """Return the head: the maps after the last sublayer, and the kind of output."""
     last = rest[-1] if rest else None
     if output.ndim == 2:
         return _pooled_head(rest, output, embed_dim)
@@ -231,16 +234,16 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
         return Head("hidden")
     if output.size == last.made.size:
         return Head("logits", last)
-    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler, which the output is not made by
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler that the output does not depend on
         return Head("hidden")
     raise FitError(
-        f"The output has the shape {output.shape}, and the last linear map makes {last.made.shape}; expected logits, "
+        f"The output has the shape {output.shape}, but the last linear map returns {last.made.shape}; expected logits, "
         "hidden states, classes or a pooled state."
     )
 
 
 def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
-    """Return whether each row of the output is one of what a map makes, at all positions."""
+    """Return whether each row of the output is the map's result at one of its positions."""
     if made.shape[1] != output.shape[1] or len(made) % len(output):
         return False
     own = zip(np.split(made, len(output)), output, strict=True)
@@ -248,7 +251,7 @@ def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
 
 
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """The head of one vector a row: a pooled state, or classes, with or without a pooler."""
+    """Return the head of one vector per row: a pooled state, or classes, with or without a pooler."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:
@@ -260,4 +263,4 @@ def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> 
             return Head("classes", one, pooler, activation or "none")
     if output.shape[1] == embed_dim:
         return Head("pooled")
-    raise FitError(f"The output has the shape {output.shape}, and no linear map behind the last layer makes it.")
+    raise FitError(f"The output has the shape {output.shape}, but no linear map after the last layer returns it.")

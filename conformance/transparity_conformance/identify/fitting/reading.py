@@ -1,4 +1,4 @@
-"""The fields of attention: normed and rotated heads, the scale, and what positions do to scores."""
+"""The fields of attention: query and key norms, rotation, scale, and the effect of positions on scores."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from transparity_numpy.positions.relative import relative_buckets
 USUAL_DISTANCES = (128, 64, 256)
 
 FEW = 4
-"""Rotated features, of which one angle is left for rope_theta and scaling."""
+"""The number of rotated features up to which only one angle is left for rope_theta and scaling."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The first self-attention of a stack: its query and key as they meet, its scores and their scale."""
+    """The first self-attention of a stack: its query and key before their product, its scores and their scale."""
 
     attention: Attention
     query: np.ndarray
@@ -42,13 +42,13 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """query · key of tokens with themselves, and their scores, without a bias."""
+    """query · key of each token with itself, and the scores without their bias."""
     table: str | None
-    """The table of relative positions, if it has one."""
+    """The table of relative positions, if any."""
 
     @property
     def left(self) -> np.ndarray:
-        """What is added to the scores, 0 where they are masked."""
+        """Return what positions add to the scores; 0 where they are masked."""
         left = self.scores.values - self.scale(raw_scores(self.query, self.key))
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
@@ -63,7 +63,8 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """The query and key of every attention, normed if heads are, by our names."""
+    """Return the query and key of every attention by the reference's names, normalized if the module normalizes
+    them."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -83,7 +84,7 @@ def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str,
 def _norms_of(
     found: FoundFields, heard: RecordedCall, x: np.ndarray, vectors: Arrays
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """The vectors with which a norm of queries or keys is an operation, over what they are normed, and the result."""
+    """Yield each vector that is the gain of a norm of queries or keys, with the norm's axis and result."""
     sizes = {"head": x.shape[3]}
     if found.fields["projection"] == "full":
         sizes["projection"] = x.shape[1] * x.shape[3]
@@ -96,7 +97,7 @@ def _norms_of(
 
 
 def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
-    """The first self-attention of a stack, with the table of relative positions that explains its scores."""
+    """Return the first self-attention of a stack, with the table of relative positions that explains its scores."""
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
     )
@@ -114,12 +115,14 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
         )
     least, _, scale, best, without_bias = min(tried, key=lambda each: each[:2])
     if least > SAME:
-        raise FitError("Tokens' scores with themselves are no multiple of query · key; expected a scale, or a softcap.")
+        raise FitError(
+            "The tokens' scores with themselves are no multiple of query · key; expected a scale or a softcap."
+        )
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 
 
 def read_scale(found: FoundFields, heads: Heads) -> None:
-    """The fields that give the factor of scores: those with the simplest multiplier."""
+    """Add the fields that give the factor of scores, with the simplest multiplier."""
     fields, factor = found.fields, heads.scale.factor
     options = []
     bases = (("head_dim", heads.attention.head_dim**-0.5), ("embed_dim", fields["embed_dim"] ** -0.5), ("none", 1.0))
@@ -129,7 +132,7 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
         def error(multiplier: float, base: float = base) -> float:
             return difference(Scale(multiplier * base, heads.scale.softcap)(heads.raw), heads.own)
 
-        under_root = max(1, round(estimate**-2))  # Gemma's scalar: 1 / √n
+        under_root = max(1, round(estimate**-2))  # a scalar as Gemma's: 1 / √n
         multiplier = settle(estimate, error, (1.0, under_root**-0.5))
         length = min(digits(multiplier), 1 + digits(under_root) if multiplier == under_root**-0.5 else DIGITS)
         options.append((multiplier != 1, length, index, name, multiplier))
@@ -141,12 +144,12 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
     }
     same = [f"{each} with the multiplier {m:g}" for *_, each, m in options if each != name and digits(m) <= 3]
     if same:
-        found.untold["attention_scale"] = f"{' and '.join(same)} computes the same"
-        found.untold["attention_multiplier"] = "another goes with another attention_scale"
+        found.untold["attention_scale"] = f"{' and '.join(same)} is equivalent"
+        found.untold["attention_multiplier"] = "it depends on attention_scale"
 
 
 def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:
-    """What positions do to scores."""
+    """Determine the effect of positions on scores."""
     left, length = heads.left, heads.query.shape[2]
     shown = np.broadcast_to(~heads.scores.masked[:, None], left.shape)
     if heads.table is None and np.abs(left).max() <= SAME * np.abs(heads.scores.values[shown]).max(initial=1.0):
@@ -154,7 +157,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     distances = np.arange(length) - np.arange(length)[:, None]
 
     def is_left(bias: np.ndarray) -> bool:
-        """Whether this bias (heads, queries, keys) is what is added to the scores."""
+        """Return whether the bias (heads, queries, keys) is what is added to the scores."""
         return is_same(np.where(shown, bias, 0.0), left)
 
     if heads.table is not None and _read_relative(found, subject, stack, heads.table, is_left, distances):
@@ -165,7 +168,9 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     between = parts.heard.operations[heads.attention.begins : heads.attention.softmax.at]
     made = next(filter(None, (rotary(heads.query, turned) for turned in rotated_among(heads.query, between))), None)
     if made is None:
-        raise FitError("Scores depend on positions by none of rotary, relative and ALiBi; expected one of them.")
+        raise FitError(
+            "Scores depend on positions, but not by rotary, relative or ALiBi positions; expected one of them."
+        )
     found.fields |= {
         "positions": "rotary",
         "rope_layout": made.layout,
@@ -176,7 +181,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
         "rotary_original_length": made.original,
     }
     if made.features <= FEW:
-        found.untold["rotary_scaling"] = "so few angles fit another rope_theta with scaling; try wider heads"
+        found.untold["rotary_scaling"] = "these few angles also fit another rope_theta with scaling; try wider heads"
 
 
 def _read_relative(
@@ -187,8 +192,7 @@ def _read_relative(
     is_left: Callable[[np.ndarray], bool],
     distances: np.ndarray,
 ) -> bool:
-    """Add the largest distance of relative positions, one of those by which the bias has the rows of `table`; return
-    whether there is one."""
+    """Add a largest distance for which the bias consists of the rows of `table`; return whether one exists."""
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)
@@ -206,6 +210,6 @@ def _read_relative(
     found.relative_distances = [each for each in fitting if before is None or each in found.relative_distances]
     if len(found.relative_distances) > 1:
         low, high = min(found.relative_distances), max(found.relative_distances)
-        same = f"anything from {low} to {high} gives the same up to {len(distances) - 1}"
+        same = f"all values from {low} to {high} agree up to distance {len(distances) - 1}"
         found.untold["relative_max_distance"] = same
     return True

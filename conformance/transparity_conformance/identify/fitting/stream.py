@@ -1,4 +1,4 @@
-"""The stream of a stack: where its norms are, found by trying each place on the values of the sublayers."""
+"""The residual stream of a stack: find the places of its norms by trying each on the values of the sublayers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
-"""Values of the stream's size (rows, width) with the index of their operation."""
+"""Values of the stream's size (rows, width), with the index of their operation."""
 
 AHEAD = 40
-"""Operations after which the result of a norm is no longer sought."""
+"""Operations within which the result of a norm is searched."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
 
 @dataclass
 class Stream:
-    """The norms of a stack by our names, and its output."""
+    """The norms of a stack by the reference's names, and its output."""
 
     position: NormPosition = "pre"
     branches: Branches = "sequential"
@@ -38,9 +38,9 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_factor: float = 1.0
-    """Factor of the head's input, beside that in the result of its norm."""
+    """The factor of the head's input, apart from the factor of its norm."""
     multiplier: float = 1.0
-    """Factor of what sublayers add to the residual."""
+    """The factor of a sublayer's output before it is added to the residual."""
 
 
 WAYS: tuple[tuple[NormPosition, Branches], ...] = (
@@ -58,14 +58,15 @@ def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """What reads the output of a stack: rows of states, all or one of each row of the batch."""
+    """The consumer of a stack's output: all states, or one per row of the batch."""
 
     value: np.ndarray
     choices: tuple[np.ndarray, ...] = ()
-    """Matrices that may pool the states; none: all are read."""
+    """Matrices that may pool the states; empty if all states are read."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """What may be read of the states `x`, and whether each is one of them, and not a mean."""
+        """Yield the values that may be read from the states `x`, and whether each is one of the states rather than a
+        mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -76,24 +77,24 @@ class End:
 
 @dataclass
 class Walk:
-    """One stack: its embedding, its sublayers by our names, and what reads its output."""
+    """One stack: its embedding, its sublayers by the reference's names, and the consumer of its output."""
 
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
     end: End | None
-    """What reads the output: the head's input; None for an encoder's memory."""
+    """The consumer of the output: the head's input; None for an encoder's memory."""
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
     """The encoder's output, for a decoder with one."""
     reached: int = 0
-    """The most sublayers that are read as any way has them."""
+    """The largest number of sublayers that any placement explains."""
 
     @property
     def width(self) -> int:
         return self.embedded.shape[1]
 
     def streams(self, norms: Norms) -> Iterator[Stream]:
-        """Every way in which norms explain the values; the first that explains all is right."""
+        """Yield every placement of norms that explains the values; the first complete one is right."""
         self.values = values_like(self.embedded, self.operations)
         for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
@@ -109,13 +110,13 @@ class Walk:
                     yield from self._ends(made, own, output)
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
-        """The stream behind the last sublayer; None if the places of the norms are wrong."""
+        """Return the stream after the last sublayer; None if the norms are at other places."""
         entered, attended, added = x, x, np.zeros_like(x)
         for index, (name, sublayer) in enumerate(self.sublayers):
             self.reached = max(self.reached, index)
             given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
             is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
-            if not is_beside:  # else it is a branch beside the attention before it
+            if not is_beside:  # otherwise it is a branch parallel to the attention before it
                 entered, attended, added = x, given, np.zeros_like(x)
             if is_beside and made.branches == "parallel-one-norm":
                 is_read = is_same(attended, given)
@@ -139,14 +140,14 @@ class Walk:
         return x
 
     def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
-        """Return whether a norm, which is then taken, makes what is given of `x`."""
+        """Take the norm that maps `x` to `given`; return whether there is one."""
         norm = norms.between(x, given)
         if norm is not None:
             self._take(norms, made, name, norm)
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """The residual with what a sublayer adds: y as it is, or multiplied, if a value behind it is that sum."""
+        """Return the residual plus `y`, multiplied by a factor if a later value is that sum."""
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y
@@ -168,7 +169,7 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """The ways in which a stack may end: as it is, or with a norm."""
+        """Yield the possible ends of a stack: without a norm, or with one."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):
@@ -178,14 +179,14 @@ class Walk:
         yield from itertools.islice(ends, 1)
 
     def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
-        """The ways in which a stack may end without a norm."""
+        """Yield the possible ends of a stack without a norm."""
         for given, _ in self.end.of(x) if self.end else ():
             factor = factor_between(given, self.end.value)  # type: ignore[union-attr]
             if factor is not None:
                 yield dataclasses.replace(made, output=x, head_factor=factor)
 
     def _normed_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """The ways in which a stack may end with a norm, whose result may be multiplied before an operation has it."""
+        """Yield the possible ends of a stack with a norm, whose result may be multiplied."""
         assert self.end is not None
         for norm, value in self._after(norms, x, 0, len(self.operations)):
             for given, _ in self.end.of(value):
@@ -202,7 +203,7 @@ class Walk:
         return dataclasses.replace(made, norms={**made.norms, "final_norm": norm}, final_norm=True, output=value)
 
     def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
-        """The norms of `x` among the values of operations from `begin` to `end`."""
+        """Yield the norms of `x` among the values of operations from `begin` to `end`."""
         return norms.outputs(x, [value for index, value in self.values if begin <= index < end])
 
     @staticmethod

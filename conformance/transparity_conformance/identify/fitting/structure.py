@@ -1,4 +1,5 @@
-"""The sublayers of a module, from its linear maps: projections before a softmax, one behind it, and a feed-forward."""
+"""Find the sublayers of a module from its linear maps: projections before a softmax, one after it, and a
+feed-forward."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from transparity_numpy.arithmetic.functional import sigmoid
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """An attention: its weights, and its four maps."""
+    """An attention: its weights and its four maps."""
 
     softmax: Softmax
     query: Linear
@@ -32,18 +33,18 @@ class Attention:
     begins: int
     """The index of the first operation that may belong to it."""
     gate: Linear | None = None
-    """The map of which a sigmoid multiplies the context."""
+    """The map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
-    """The module's names of the parameters that hold it beside the query and the key."""
+    """The module's names of the parameters that pack it with the query and the key."""
 
     @property
     def given(self) -> np.ndarray:
-        """What it reads (rows, width)."""
+        """Return the input (rows, width)."""
         return self.query.given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Its output, with the index of its operation."""
+        """Return the index of the output's operation, and the output."""
         return self.output.at, self.output.made
 
     @property
@@ -60,7 +61,7 @@ class Attention:
         return self.heads > 1 and self.query.weight.shape == (self.head_dim, self.head_dim) != self.output.weight.shape
 
     def split(self, linear: Linear) -> np.ndarray:
-        """A projection as (batch, heads, length, head_dim)."""
+        """Return a projection as (batch, heads, length, head_dim)."""
         batch, _, queries, keys = self.softmax.weights.shape
         length = queries if linear is self.query else keys
         return linear.made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
@@ -75,26 +76,26 @@ class FeedForward:
 
     @property
     def given(self) -> np.ndarray:
-        """What it reads (rows, width)."""
+        """Return the input (rows, width)."""
         return self.ups[0].given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Its output, with the index of its operation."""
+        """Return the index of the output's operation, and the output."""
         return self.down.at, self.down.made
 
 
 Mixer = Attention | Recurrence
-"""What a layer begins with."""
+"""The first sublayer of a layer."""
 
 Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""That by which a mixer is found: the weights of attention; or the convolutions of a recurrence and its maps."""
+"""The evidence of a mixer: the weights of attention, or the convolutions of a recurrence with their maps."""
 
 
 def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
-    """The weights of every attention: rows of numbers from 0 to 1 with the sum 1, over as many keys as tokens."""
+    """Return the weights of every attention: rows of numbers from 0 to 1 that sum to 1, over one key per token."""
     found: list[Softmax] = []
     copies: set[int] = set()
     for index, operation in enumerate(operations):
@@ -114,7 +115,7 @@ def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int
 
 
 def before(found: Sequence[Softmax], one: Softmax) -> int:
-    """The index of the first operation behind the softmax before `one`."""
+    """Return the index of the first operation after the softmax before `one`."""
     place = found.index(one)
     return found[place - 1].at + 1 if place else 0
 
@@ -128,15 +129,15 @@ def sublayers(
     recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
     experts: Sequence[Experts] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """The sublayers in the order in which they run, and the maps behind the last.
+    """Return the sublayers in the order in which they run, and the maps after the last one.
 
     Args:
         maps: every use of a linear map, in order.
-        weights: those of every attention, in order.
+        weights: the weights of every attention, in order.
         width: the features of a token.
-        keys_first: whether keys are made before queries where their shapes do not tell.
+        keys_first: whether keys are computed before queries where their shapes are equal.
         recurrences: the convolutions of every recurrence, and the maps of its input.
-        experts: those behind every router.
+        experts: the experts of every router.
     """
     found: list[Sublayer] = []
     routed = {each.router: each for each in experts}
@@ -148,7 +149,7 @@ def sublayers(
     projections: list[Linear] = between[0]
     for anchor, rest in zip(anchors, between[1:], strict=True):
         if not rest or not projections:
-            raise FitError(f"No linear map was found beside the softmax of attention {len(found)}; {_FORMS}")
+            raise FitError(f"No linear map was found around the softmax of attention {len(found)}; {_FORMS}")
         begins = min(one.at for one in projections)
         gates = [one for one in rest[:-1][:1] if is_same(one.given, projections[0].given)]
         output, *behind = rest[len(gates) :]
@@ -162,21 +163,23 @@ def sublayers(
 
 
 def _end_of(anchor: Anchor) -> int:
-    """The index of the operation behind which a mixer's output map is."""
+    """Return the index of the operation after which a mixer's output map is."""
     if isinstance(anchor, Softmax):
         return anchor.at
     convolutions, maps = anchor
     return max(*(each.at for each in convolutions), *(each.at for each in maps))
 
 
-_FORMS = "separate maps, or one for query, key and value in this order, are understood."
+_FORMS = "expected separate maps, or one for query, key and value in this order."
 
 
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """The feed-forward at the beginning of the maps between two attentions, or the experts of a router there, if there
-    is one, and the maps behind it."""
+    """Return the feed-forward, or the experts of a router, at the start of the maps between two attentions.
+
+    The second result is the maps after it. Without a feed-forward, the first result is empty.
+    """
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
     groups = [list(group) for group in _of_one_input(rest)]
@@ -203,7 +206,7 @@ def _of_one_input(maps: Sequence[Linear]) -> list[list[Linear]]:
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """An attention, with its projections told apart: the values are those that its weights sum to its context."""
+    """Return an attention with its projections identified: its weights sum the values to its context."""
     heads = softmax.weights.shape[1]
     if output.weight.shape[1] % heads:
         raise FitError(f"An attention has {heads} heads and {output.weight.shape[1]} features of context; {_FORMS}")
@@ -219,7 +222,7 @@ def _attention(
 def _plain_attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """An attention whose context is read as it is by the output."""
+    """Return an attention whose output map reads the context directly."""
     heads = softmax.weights.shape[1]
     width = output.weight.shape[1]
     packed = list(_by_head(projections[0], heads, width // heads)) if len(projections) == 1 else []
@@ -232,13 +235,14 @@ def _plain_attention(
             made = Attention(softmax, query, key, value, output, begins, None, tuple(filter(None, names)))
             if is_same(_context(made), output.given):
                 return made
-    raise FitError(f"The context of an attention with {heads} heads is no sum of a projection's values; {_FORMS}")
+    raise FitError(f"The context of an attention with {heads} heads is no weighted sum of a projection; {_FORMS}")
 
 
 def _gated(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention | None:
-    """An attention whose context is multiplied by the sigmoid of a map of its input; None if it has no such gate."""
+    """Return an attention whose context is multiplied by the sigmoid of a map of its input; None without such a
+    gate."""
     for value in reversed(projections if len(projections) > 1 else ()):
         rest = [one for one in projections if one is not value]
         own = [one for one in rest if len(one.made) == len(output.given)]
@@ -264,7 +268,7 @@ def _gated(
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Query, key and value of a map that has them head by head, or group by group: the queries, a key and a value."""
+    """Yield the query, key and value of a map that packs them by head, or by group: the queries, a key and a value."""
     for groups in range(1, heads + 1):
         size = heads // groups + 2
         if heads % groups or len(packed.weight) != groups * size * head_dim:
@@ -274,7 +278,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Query, key and value of fused maps."""
+    """Return the query, key and value of fused maps."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)
@@ -283,12 +287,12 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
         half = maps[1].weight.shape[0] // 2
         return [maps[0], maps[1].part(0, half), maps[1].part(half, 2 * half)]
     if len(maps) != 3:
-        raise FitError(f"{len(maps)} linear maps were found in front of a softmax, where three were expected; {_FORMS}")
+        raise FitError(f"{len(maps)} linear maps were found before a softmax; {_FORMS}")
     return maps
 
 
 def _context(attention: Attention) -> np.ndarray:
-    """The values, summed by the weights; empty if they are of another length, or of no whole heads."""
+    """Return the values summed by the weights; empty if their length or number of heads does not fit."""
     batch, heads, _, keys = attention.softmax.weights.shape
     rows, features = attention.value.made.shape
     shared = rows * features // (batch * keys * attention.head_dim)

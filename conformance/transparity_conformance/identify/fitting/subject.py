@@ -1,4 +1,4 @@
-"""The module to be fitted: loaded, given weights that tell parameters apart, called, and listened to."""
+"""The module to fit: load it, draw weights that distinguish its parameters, call it, and record it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
 
 SPREAD = 0.3
-"""The standard deviation of drawn vectors around the mean of what they are at first, or ±1 if that is beyond: at their
-first values, the time steps of a recurrence are so short, and its states decay so fast, that nothing shows."""
+"""The standard deviation of drawn vectors around the mean of their initial values, which is clipped to ±1.
+
+With its initial values, a recurrence has short time steps and a fast decay, so that its states show nothing.
+"""
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""What a model computes one at a time: nothing, the rows of a batch, or heads (and perhaps rows); or nothing, with the
-positions before the rows."""
+"""What a model loops over: nothing, the rows of a batch, or heads (and perhaps rows).
+
+"batch second" means no loop, with the positions before the rows.
+"""
 
 KERNEL = 4
-"""The axes of the kernel of a convolution over images: features, channels, height, width."""
+"""The axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""The most heads that are sought."""
+"""The largest number of heads that is tried."""
 
 
 class FitError(PortError):
-    """A port is nothing that can be fitted."""
+    """The port cannot be fitted."""
 
     known: Mapping[str, Any] = {}
-    """The fields that were found before."""
+    """The fields found before the error."""
 
 
 class ForeignError(FitError):
-    """A part is in a port that is known, and in no configuration that is found: no other way of reading helps."""
+    """A part is recognized, but no configuration has it; no other reading helps."""
 
 
 class ModuleError(FitError):
@@ -60,7 +64,7 @@ class RecordedCall:
     output: np.ndarray
     operations: Sequence[Operation]
     lengths: Mapping[str, int]
-    """The positions of each stack by its input: as many as tokens, or as an image or frames of audio become."""
+    """The positions of each stack by its input: the number of tokens, patches or audio positions."""
 
     def shows(self, activation: np.ndarray) -> bool:
         """Return whether an operation has the numbers of an activation, in any order of its axes."""
@@ -72,79 +76,81 @@ class RecordedCall:
 
 
 class Fitted(Protocol):
-    """A model that is fitted, here or in a process of its own."""
+    """A model to fit, in this process or another one."""
 
     def __call__(self, **inputs: np.ndarray) -> Any:
         """Run the model."""
 
     def inputs(self) -> dict[str, str]:
-        """Its own name of each of its inputs."""
+        """Return its own name of each of its inputs."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its tensors by name."""
+        """Return its tensors by name."""
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """What it keeps besides, by name."""
+        """Return its buffers by name."""
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into its tensors."""
+        """Write `values` into its tensors."""
 
     def widen(self) -> bool:
-        """Go on in float64; return whether it can."""
+        """Switch to float64; return whether it can."""
 
     def narrow(self) -> None:
-        """Go back to the precision that it had."""
+        """Return to its original precision."""
 
 
 class FittedModel:
-    """A model with drawn weights, in float64 if it can compute in it."""
+    """A model with drawn weights, in float64 if possible."""
 
     def __init__(self, model: Fitted, seed: int = 0) -> None:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
-        """The positions that an image, or frames of audio, become, by the name of the input."""
+        """The number of positions of an image or of frames of audio, by the input's name."""
         self.loose: set[str] = set()
-        """The images or frames of audio of which the model takes any number of patches or frames."""
+        """Inputs of images or audio for which the model takes any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """The input's name that the model was opened with, for one that turned out to be an image."""
+        """The original name of an input that turned out to be an image."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether it keeps its weights in less than float32, in which values tell nothing."""
+        """Whether it stores weights in less than float32, where rounding hides which parameter a value comes from."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the stacks read: `source` and `target`, `pixels`, or `tokens`."""
+        """Return the inputs of the stacks: `source` and `target`, `pixels`, or `tokens`."""
         if "pixels" in self.names:
             return ("pixels",)
         return ("source", "target") if "target" in self.names else ("tokens",)
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Those of them that are tokens."""
+        """Return the inputs that are tokens."""
         return tuple(name for name in self.inputs if name not in self.positions)
 
     def kept(self) -> dict[str, np.ndarray]:
-        """What the model keeps besides its parameters, as tables of sinusoids."""
+        """Return the model's buffers, such as tables of sinusoids."""
         return call_port(self.model.buffers)
 
     def take_pixels(self) -> None:
-        """Give the only input images from now on."""
+        """Treat the only input as images from here on."""
         self.names = {"pixels": self.names["tokens"]}
         self.renamed = {"pixels": "tokens"}
 
     def lengths(self, inputs: Arrays) -> dict[str, int]:
-        """The positions of each stack."""
+        """Return the positions of each stack."""
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Go on in float64, if the model then answers `inputs`, and as before: a fused kernel may read a mask that it
-        makes in float32 as if it were float64."""
-        if self.is_low:  # it is wide already, or cannot be
+        """Switch to float64 if the answer to `inputs` stays the same.
+
+        A fused kernel may read a float32 mask as if it were float64.
+        """
+        if self.is_low:  # it is float64 already, or cannot be
             return
         before = self.call(inputs)
         try:
@@ -157,7 +163,7 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Go back to the precision that the module was made in, unless it computes in no other."""
+        """Return to the module's original precision, unless it computes in no other."""
         if not self.is_low:
             self.model.narrow()
 
@@ -170,12 +176,12 @@ class FittedModel:
         return True
 
     def call(self, inputs: Arrays) -> np.ndarray:
-        """The output of the model."""
+        """Return the output of the model."""
         with self._described(inputs):
             return _array(call_port(self.model, **self._named(inputs)))
 
     def hear(self, inputs: Arrays) -> RecordedCall:
-        """The output and every operation."""
+        """Return the output and every operation."""
         with self._described(inputs):
             named = self._named(inputs)
             if isinstance(self.model, RemotePort):
@@ -193,7 +199,7 @@ class FittedModel:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
 
     def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
-        """A value whose first axes are (positions, rows), or both in one, with the rows first."""
+        """Return a value whose leading axes are (positions, rows), separate or merged, with the rows first."""
         for name, length in self.lengths(inputs).items():
             rows = len(inputs[name])
             if value.shape[:2] == (length, rows):
@@ -203,7 +209,7 @@ class FittedModel:
         return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
-        """The operations with those of all heads and rows put together, the rows first."""
+        """Return the operations with loops over heads and rows stacked, rows first."""
         shapes = [(len(inputs[name]), length) for name, length in self.lengths(inputs).items()]
         found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
         if self.loops == "rows":
@@ -215,16 +221,18 @@ class FittedModel:
 
     @contextlib.contextmanager
     def _described(self, inputs: Arrays) -> Iterator[None]:
-        """Raise `ModuleError` with the shapes of the inputs for what the model raises."""
+        """Raise `ModuleError` with the shapes of the inputs if the model raises."""
         try:
             yield
         except PortCallError as error:
             shapes = ", ".join(f"{name} {value.shape}" for name, value in inputs.items())
-            hint = "; its weights are kept in less than float32: make it with dtype float32" if self.is_low else ""
-            raise ModuleError(f"The module raised {error}, when it was called with {shapes}{hint}.") from error
+            hint = (
+                "; its weights have less than float32's precision: build it with dtype float32" if self.is_low else ""
+            )
+            raise ModuleError(f"The module raised {error} when it was called with {shapes}{hint}.") from error
 
     def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """Numbers that no other parameter has, of a size at which nothing saturates; they are float32 numbers."""
+        """Draw distinct float32 numbers of a size at which nothing saturates."""
         value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
             value = np.clip(tensor.mean(dtype=np.float64), -1, 1) + SPREAD * value

@@ -1,4 +1,4 @@
-"""Templates: the documents' presets, the families that are imported, and the paper's own model."""
+"""Templates: the documents' presets, the imported families, and the model of the original paper."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZES = {
     "recurrent_value_dim",
     "convolution_width",
 }
-"""Fields in which models of one family differ in size alone."""
+"""Fields in which models of one family differ only in size."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
 """Fields that a forward pass in evaluation does not read."""
@@ -67,14 +67,16 @@ VANILLA = dataclasses.replace(
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Every template by name; families are at the size of their example."""
+    """Return every template by name; families have the size of their example."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """The fields besides sizes in which `config` differs from `template`, with both values, the template's first; a
-    number of experts is a size unless one has none."""
+    """Return the fields, except sizes, in which `config` differs, as pairs (template's, config's).
+
+    The number of experts is a size unless one of the two has none.
+    """
     names = [name for name in FIELD_TYPES if name not in SIZES | NOT_RUN]
     pairs = {name: (getattr(template, name), getattr(config, name)) for name in names}
     is_size = all(pairs["num_experts"])
@@ -84,7 +86,7 @@ def differences(config: TransformerConfig, template: TransformerConfig) -> dict[
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
-    """The template with the fewest differences, and these, without those in fields that cannot be told."""
+    """Return the template with the fewest differences, and the differences, ignoring undetermined fields."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()
@@ -94,7 +96,7 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
-    """`config` with other `fields`; None if that is impossible, or another model by its parameters or inputs."""
+    """Replace fields of `config`; return None if that is impossible or changes its parameters or inputs."""
     try:
         made = dataclasses.replace(config, **fields)
     except ConfigError:

@@ -1,1 +1,1 @@
-"""Derivatives of the loss, by which gradients are judged."""
+"""Derivatives of the loss, against which gradients are judged."""

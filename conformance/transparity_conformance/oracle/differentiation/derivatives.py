@@ -1,8 +1,9 @@
-"""Derivatives of the loss by every parameter, by the complex step, and how far rounding may take them.
+"""Derivatives of the loss by every parameter, by the complex step, and their error from rounding.
 
-A gradient is tried along random directions: there its product with the direction is the derivative of the loss, and one
-wrong number anywhere shows. Parameters of a kind round alike, and share a budget. Many derivatives come of one forward
-pass, in which each row of the batch leans another way (`Leaning`): reading a large model's matrices takes longest.
+A gradient is tested along random directions: its product with the direction is the derivative of the loss, and any
+wrong number shows. Parameters of a kind round alike and share a budget. One forward pass gives many derivatives,
+because each row of the batch is perturbed in another direction (`Leaning`): reading a large model's matrices takes
+longest.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The directions to try for each kind of parameter: the error along one alone may be small by luck."""
+"""The fewest directions for each kind of parameter; the error along a single one may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The same of a large model, and the points at which its rounding is measured."""
+"""The same for a large model, and the points at which its rounding is measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""Complex numbers in the logits of one forward pass: 1 MB, which stays in a cache; 256 MB."""
+"""Complex numbers in the logits of one forward pass: 1 MB, which fits a cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""From logits (batch, length, vocab), possibly complex, targets (batch, length) and the padding token to the loss."""
+"""Maps logits (batch, length, vocab), possibly complex, targets (batch, length) and the padding token to the loss."""
 
 
 def projection_of(name: str) -> str:
-    """`query` of every attention: its weight and its bias."""
+    """Return the kind of a parameter, such as `query`, for its weight and its bias."""
     return name.split(".")[-2]
 
 
 class Derivatives:
     """The derivatives of the loss of one model on one batch, along directions of each learned parameter.
 
-    Without those `of_padding`, no direction changes the padding token's embedding.
+    Unless `of_padding`, no direction changes the padding token's embedding.
     """
 
     def __init__(
@@ -92,19 +93,19 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """In float64, by parameter in the order in which the forward pass meets them: one number for each of its
-        directions."""
+        """Return the derivatives in float64, one per direction, by parameter in the order of the forward pass."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
-        """The budget of the derivatives of the parameter `name` in `dtype`."""
+        """Return the budget of the derivatives of the parameter `name` in `dtype`."""
         alike = self.kinds[projection_of(name)]
         noise = max(self.oracle.noise(dtype)[each] for each in alike)
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """The derivatives along the directions that follow from `gradients`; none for a gradient of another shape."""
+        """Return the derivatives along the directions that follow from `gradients`; gradients of another shape are
+        left out."""
         shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
         given = {name: gradients[name] for name in shapes if name in gradients}
         return {
@@ -113,7 +114,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """The directions of one forward pass; one where rows are put together, in statistics or in an expert."""
+        """Return the number of directions per forward pass; 1 where statistics or experts combine rows."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -130,7 +131,7 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """The derivatives of the loss along `some` directions, each a parameter and the number of its direction."""
+        """Return the derivatives of the loss along `some` directions, each a parameter and a direction number."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -143,7 +144,7 @@ class Derivatives:
         return self.of_batches(parameters, len(some))
 
     def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
-        """The derivatives of the losses of `count` batches, one under the other, of which each leans another way."""
+        """Return the derivatives of the losses of `count` stacked batches, each perturbed in its own direction."""
         size = len(self.targets)
         inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
         masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
@@ -155,28 +156,30 @@ class Derivatives:
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """The target tokens: the inputs shifted by one, padding included."""
+    """Return the target tokens: the inputs shifted by one, including padding."""
     return np.roll(inputs[config.input_names[-1]], -1, axis=1)
 
 
 ALL_AT_ONCE = 8
-"""Directions: a wrong gradient shows in nearly every one."""
+"""The number of directions; a wrong gradient shows in nearly every one."""
 
 FAINTEST = 1e-2
-"""The smallest gradient, by its norm beside the median, that counts as much as others: one that is 0 but for rounding,
-as that of a key's bias, would make rounding count."""
+"""The smallest gradient norm, relative to the median, that is weighted like the others.
+
+A gradient that is 0 except for rounding, such as the gradient of a key's bias, would otherwise amplify rounding.
+"""
 
 POINTS = 3
 """The points at which rounding is measured."""
 
 
 class Together:
-    """The derivatives of the loss along a few directions, in each of which all parameters lean.
+    """The derivatives of the loss along a few directions, each of which changes all parameters.
 
     Args:
         each: the model, its batch and its loss.
-        gradients: those that are judged, by which parameters lean more or less.
-        known: the parameters that lean.
+        gradients: the gradients under test; their norms scale the directions.
+        known: the parameters that change.
     """
 
     def __init__(self, each: Derivatives, gradients: Mapping[str, np.ndarray], known: list[str]) -> None:
@@ -191,7 +194,7 @@ class Together:
         self.oracle = Oracle(self._run, each.oracle.arrays, neighbours=POINTS)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The derivatives that follow from `gradients`: one for each direction."""
+        """Return the derivatives that follow from `gradients`, one per direction."""
         return np.sum([along(gradients[name], parts) for name, parts in self.directions.items()], axis=0)
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:

@@ -1,6 +1,7 @@
-"""The gradient of the loss by every number of the parameters, many of one forward pass, and the oracle of a training.
+"""The gradient of the loss by every parameter entry, many per forward pass, and the oracle of a training run.
 
-The reference moves one number at a time, which is plain and slow; here each moves in a row of its own (`Leaning`).
+The reference changes one entry at a time, which is simple and slow; here each row of the batch changes another
+(`Leaning`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from transparity_numpy.transformer import transformer
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return what the reference's function of this name does: the loss, and its gradient by every learned parameter."""
+    """Return the loss and its gradient by every learned parameter, as the reference's function of this name does."""
     if not rows_are_apart(config, training=training):
         return differentiation.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -58,13 +59,13 @@ def loss_and_gradients(
 
 
 def _leaning(value: np.ndarray, name: str, some: list[tuple[str, int]], batch: int) -> Leaning:
-    """The parameter `name`, of which in each batch of `some` that is its own another number moves."""
+    """Return the parameter `name`, with another entry perturbed in each batch of `some` that belongs to it."""
     mine = {row: number for row, (other, number) in enumerate(some) if other == name}
     return Leaning(value, of_rows(_unit_vectors(value.shape), mine, len(some), batch))
 
 
 def _unit_vectors(shape: tuple[int, ...]) -> Directions:
-    """The directions of a parameter's numbers, in their order: each is the product of unit vectors."""
+    """Return the directions of a parameter's entries, in order: each is a product of unit vectors."""
     numbers = np.indices(shape).reshape(len(shape), -1)
     return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
 
@@ -79,8 +80,11 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """The oracle of a training from `parameters`, one step for each batch: its `losses`, and what is learned; of the
-    reference's, or `by` another."""
+    """Return the oracle of a training run from `parameters`, one step per batch: its `losses` and the learned
+    parameters.
+
+    `by` replaces the reference's training.
+    """
 
     def run(arrays: Arrays, tap: Tap) -> None:
         losses, learned = (by or _train)(config, arrays, batches, training)

@@ -1,7 +1,7 @@
-"""Parameters that lean another way in each row of a batch, so that one forward pass has the derivatives along all.
+"""Parameters perturbed differently in each row of a batch, so that one forward pass gives the derivatives along all.
 
-Of a large model reading the matrices takes longest: here each is read once for all directions. A matrix leans by the
-product of two vectors, which is added to the result of a product with it, so that no changed matrix is made.
+In a large model, reading the matrices takes longest: each is read once for all directions. The perturbation of a matrix
+is a product of two vectors; its effect is added to the matrix product, so no changed matrix is built.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""Directions of a parameter, each the product of vectors, one for each axis: (directions, size) for every axis."""
+"""Directions of a parameter, each a product of vectors: (directions, size) for every axis."""
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter w as w + i·h·v in row k of a batch, with v the product of vectors, which NumPy takes for an array.
+    """A parameter w as w + i·h·v in row k of a batch, where v is a product of vectors; NumPy treats it as an array.
 
-    Activations, of which the first axis is the batch, are multiplied by its transpose or, if it is a vector, by it and
-    added to it; rows of it are taken, and columns, and a vector is an exponent. All else raises `TypeError`: a
-    derivative would be lost.
+    It supports the product with its transpose, lookup of rows or columns, and for a vector sum, product and exponent.
+    Activations have the batch first. Any other operation raises `TypeError`, because a derivative would be lost.
 
     Args:
         value: a matrix (out, in) or a vector (out,), real.
-        vectors: (rows, out), and (rows, in) of a matrix; zeros in the rows that do not lean.
-        is_transposed: it is the transpose of `value`.
-        used: called whenever activations meet it.
+        vectors: (rows, out), and (rows, in) for a matrix; zeros in unperturbed rows.
+        is_transposed: whether it is the transpose of `value`.
+        used: called whenever activations use it.
     """
 
     def __init__(
@@ -46,7 +45,9 @@ class Leaning(NDArrayOperatorsMixin):
         if len(vectors) not in (1, 2):
             raise TypeError(f"a parameter of {len(vectors)} axes; expected one or two")
         self.value, self.is_transposed, self.used = value, is_transposed, used
-        self.vectors = tuple(vector.astype(value.dtype, copy=False) for vector in vectors)  # in its precision, as all
+        self.vectors = tuple(
+            vector.astype(value.dtype, copy=False) for vector in vectors
+        )  # in its precision, like everything else
 
     @property
     def ndim(self) -> int:
@@ -65,26 +66,26 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Itself in its own dtype, which is what `upcast` asks for."""
+        """Return itself in its own dtype, which is all that `upcast` needs."""
         if np.dtype(dtype) != self.dtype:
-            raise TypeError(f"a parameter that leans in {dtype}")
+            raise TypeError(f"cast of a perturbed parameter to {dtype}")
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows of a matrix for indices (#batch, …): (batch, …, in); a vector with more axes behind it:
-        (batch, heads, 1, 1)."""
+        """Return rows of a matrix for indices (#batch, …), as (batch, …, in), or a vector with more axes (batch,
+        heads, 1, 1)."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
         if self.ndim != 2 or self.is_transposed or not is_index:
-            raise TypeError(f"part {index!r} of a parameter that leans; expected rows of a matrix")
+            raise TypeError(f"part {index!r} of a perturbed parameter; expected rows of a matrix")
         left, right = self.vectors
         rows = np.arange(len(left)).reshape(-1, *[1] * (index.ndim - 1))
         return self._leant(self.value[index], left[rows, index][..., None] * _over(right, index.ndim + 1))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or sum(isinstance(each, Leaning) for each in inputs) != 1:
-            raise TypeError(f"{ufunc.__name__} of a parameter that leans")
+            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
         if ufunc is np.matmul and inputs[1] is self and self.is_transposed:
             return self._product(np.asarray(inputs[0]))
         if ufunc is np.exp and self.ndim == 1:
@@ -97,7 +98,7 @@ class Leaning(NDArrayOperatorsMixin):
             left, right = (_over(vectors, np.ndim(other) - 1) for vectors in self.vectors)
             return other * self._leant(self.value, left[..., None] * right[..., None, :])
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
-            raise TypeError(f"{ufunc.__name__} of a parameter that leans")
+            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
         (vector,) = self.vectors
         if np.ndim(other):
             return ufunc(other, self._leant(self.value, _over(vector, np.ndim(other))))
@@ -111,16 +112,16 @@ class Leaning(NDArrayOperatorsMixin):
             return np.zeros(self.shape, self.dtype)
         if function is np.broadcast_to and self.ndim == 1 and not named:
             return self._leant(np.broadcast_to(self.value, args[1]), _over(self.vectors[0], len(args[1])))
-        raise TypeError(f"{function.__name__} of a parameter that leans")
+        raise TypeError(f"{function.__name__} of a perturbed parameter")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        raise TypeError("a parameter that leans is no array")
+        raise TypeError("a perturbed parameter is no array")
 
     def _product(self, x: np.ndarray) -> np.ndarray:
-        """x · valueᵀ, and what leaning adds: (x · right) leftᵀ."""
+        """Return x · valueᵀ plus the perturbation (x · right) leftᵀ."""
         left, right = self.vectors
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
-        found = parts.reshape(-1, parts.shape[-1]) @ self.value.T  # real, which is half of a complex product's work
+        found = parts.reshape(-1, parts.shape[-1]) @ self.value.T  # a real product, half of a complex product's work
         found = found.reshape(*parts.shape[:-1], -1)
         product = found[0] if len(found) == 1 else found[0] + 1j * found[1]
         along = (x * _over(right, x.ndim)).sum(-1, keepdims=True)
@@ -132,12 +133,12 @@ class Leaning(NDArrayOperatorsMixin):
 
 
 def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
-    """One vector for each row of a batch of `ndim` axes."""
+    """Return one vector for each row of a batch, with `ndim` axes."""
     return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
 
 
 def along(gradient: Any, directions: Directions) -> np.ndarray:
-    """The products of a gradient with directions, in float64: one number for each.
+    """Return the products of a gradient with directions, in float64, one per direction.
 
     Args:
         gradient: of the parameter's shape, in any precision; it is read in blocks of rows.
@@ -153,15 +154,15 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
 
 
 def repeated(value: np.ndarray, times: int) -> np.ndarray:
-    """A batch so many times, one under the other."""
+    """Return a batch stacked `times` times."""
     return np.tile(value, (times, *[1] * (value.ndim - 1)))
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """The vectors of each row of `count` batches of `size`; those of batches that do not lean are zeros.
+    """Return the vectors of each row of `count` batches of `size`; zeros for batches that are not perturbed.
 
     Args:
-        mine: the number of the direction of each batch that leans.
+        mine: the direction number of each perturbed batch.
     """
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
@@ -170,6 +171,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether no row of a batch depends on another: statistics are taken of all, and experts are given tokens of
-    all."""
+    """Return whether the rows of a batch are independent; statistics and capacities of experts combine them."""
     return not (training and config.norm == "batch") and not most_experts(config)

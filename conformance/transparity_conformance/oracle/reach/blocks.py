@@ -1,6 +1,6 @@
 """The reference by blocks of queries: masks, biases and scores of a long sequence are never all in memory.
 
-Results are those of the whole: a query attends to the keys of one softmax, whichever queries are computed beside it.
+The results equal the whole: each query has its own softmax over the keys.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from unittest import mock
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW, TransformerConfig
-from transparity_numpy.masks import target_mask, window_mask
+from transparity_numpy.masks import target_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
 from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.windows import window_mask
 
 BLOCK = 128
-"""Queries of a block, as in the reference's own fused attention."""
+"""Queries per block, as in the reference's own fused attention."""
 
 Make = Callable[[slice, slice], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """An array (batch, heads, queries, keys) that is made for some queries and some keys at a time."""
+    """An array (batch, heads, queries, keys) that is computed for some queries and keys at a time."""
 
     keys: int
     make: Make
@@ -45,7 +46,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Some queries and some keys of an array (batch, heads, queries or 1, keys)."""
+    """Return some queries and keys of an array (batch, heads, queries or 1, keys)."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -78,9 +79,9 @@ def _score_bias(
 
 
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
-    """The keys that a block of queries may see: all, unless those that are masked weigh exactly 0.
+    """Return the keys that a block of queries may see; all keys, unless masked ones weigh exactly 0.
 
-    Later queries see neither earlier keys than the first query nor fewer late ones, so its first and last tell.
+    Later queries see no earlier keys than the first and no fewer late ones, so the first and last query suffice.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -95,7 +96,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
 
 
 def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """The function `whole`, which is an attention, for one block of queries after the other."""
+    """Return the attention function `whole` applied to one block of queries after another."""
 
     def attention(
         query: np.ndarray,
@@ -120,8 +121,8 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def blocks_of_queries() -> Iterator[None]:
-    """Within the context, the reference attends by blocks of queries, with the attention that it has now."""
-    # The specification has no switch for this: it is for lengths at which its scores do not fit into memory.
+    """Make the reference attend by blocks of queries within the context, with its current attention."""
+    # The specification has no switch for this; it is for lengths at which its scores do not fit into memory.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
         mock.patch("transparity_numpy.transformer.window_mask", _window_mask),

@@ -1,8 +1,8 @@
 """Features: the fields of a configuration that calls exercise, found by changing each field in the reference.
 
 A field is active if a change of it shows in the logits of a small model whose thresholds are all crossed. It is
-exercised if such a change shows, by more than rounding, in one of the calls that were compared. No list is kept of
-what a feature is: a new field of the configuration is covered as soon as the reference reads it.
+exercised if such a change shows, by more than rounding, in one of the compared calls. There is no list of features: a
+new field of the configuration is covered as soon as the reference reads it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""A call exercises a field if its change is more than rounding in this precision, whatever the port computes in."""
+"""A call exercises a field if its change exceeds rounding in this precision, whatever the port computes in."""
 
 SHOWS = 1e-5
-"""A change that moves a small model's logits by less than this share of the largest is no other behaviour: float32
-does not see it."""
+"""The smallest relative change of a small model's logits that counts as another behaviour; float32 hides less."""
 
 Change = tuple[str, str]
-"""A field, and its change: `=` and another choice, `off`, an operation on a number such as `*10`, or, of the kinds of
-layers, `alike`."""
+"""A field and its change.
+
+The change is `=` and another choice, `off`, an operation on a number such as `*10`, or `alike` for the kinds of layers.
+"""
 
 TIMES = {"*2": 2.0, "/2": 0.5}
 """The operations on every number of a tuple."""
@@ -55,9 +56,9 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """The changes of a field that is not off: every other choice, or every operation on a number or a tuple of them."""
+    """Return the changes of a field that is not off: every other choice, or every operation on its numbers."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if name == "layer_types":  # what layers of a kind have instead, `layer_overrides`, goes with it
+    if name == "layer_types":  # `layer_overrides`, the other fields of layers of a kind, changes with it
         return [(name, "alike")] if value else []
     if value is None or value is False or get_origin(kind) is Mapping:
         return []
@@ -69,7 +70,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """The configuration with a field changed; None if that is impossible, or needs parameters that it has not."""
+    """Return the configuration with a field changed; None if that is impossible or needs missing parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -94,7 +95,7 @@ _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
-    """The logits in float64 of a configuration that may lack some of the parameters and inputs."""
+    """Return the logits in float64 of a configuration, or None if inputs are missing."""
     held = {name: parameters[name].astype(np.float64, copy=False) for name in parameter_shapes(config)}
     names = (*config.input_names, *config.further_inputs)
     if any(name not in inputs for name in names):
@@ -113,7 +114,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that notes which of its attributes are read, of the kinds of its layers too."""
+    """A configuration that records which attributes are read, in its layer kinds too."""
 
     read: set[str]
 
@@ -133,7 +134,7 @@ def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
 
 
 def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> set[str]:
-    """The fields that the logits may depend on: those that the reference reads on its way to them."""
+    """Return the fields that the reference reads on the way to the logits."""
     read = set[str]()
     logits_with(_watched(config, read), parameters, inputs)
     return read & FIELD_TYPES.keys()
@@ -141,7 +142,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """Small models of a system, whose thresholds are all crossed, their logits, and the fields that these read."""
+    """Small models of a configuration, with all thresholds crossed, their logits, and the fields that these read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
@@ -151,11 +152,11 @@ class _Small:
 
 @functools.lru_cache(maxsize=64)
 def _small(config: TransformerConfig) -> _Small:
-    # where there is one head, no field that tells heads from the whole acts
+    # with a single head, no field that separates heads acts
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
     inputs = mixed_inputs(small)
     models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
-    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # below thresholds, too
+    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # below thresholds too
     given = tuple(({name: held.astype(np.float64) for name, held in each.items()}, inputs) for each, inputs in models)
     logits = [logits_with(small, *model) for model in given]
     assert all(each is not None for each in logits)
@@ -165,7 +166,7 @@ def _small(config: TransformerConfig) -> _Small:
 
 @functools.lru_cache(maxsize=4096)
 def is_active(config: TransformerConfig, change: Change) -> bool:
-    """Return whether a change of a single field shows in the logits of a small model of the system."""
+    """Return whether a change of a single field shows in the logits of a small model."""
     small = _small(config)
     if change[0] not in small.read:
         return False
@@ -179,15 +180,15 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 
 
 def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
-    """The changes of single fields that are active."""
+    """Return the changes of single fields that are active."""
     every = (change for field in dataclasses.fields(config) for change in changes(config, field.name))
     return tuple(change for change in every if is_active(config, change))
 
 
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The active fields of a system that the calls exercise, and those that none does.
+    """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    Every other choice of a field has to show; of a number, one change is enough.
+    Every other choice of a field must show; for a number, one change suffices.
     """
     results: dict[str, list[bool]] = {}
     for name in (field.name for field in dataclasses.fields(config)):
@@ -199,7 +200,7 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether the reference with a field changed answers otherwise on a probe, by more than rounding."""
+    """Return whether the reference with a changed field answers differently on a probe, by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)
@@ -215,7 +216,7 @@ def _shows(probe: Probe, other: TransformerConfig) -> bool:
 
 
 def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
-    """The sizes of the models, by name."""
+    """Return the sizes of the models, by name."""
     every = list(configs)
     vocabularies = [
         config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.token_inputs

@@ -1,7 +1,7 @@
-"""Long prompts: calls of thousands of positions, of which the logits are compared by blocks.
+"""Long prompts: calls of thousands of positions, whose logits are compared by blocks.
 
-The oracle keeps the input of the head, and multiplies it with the vocabulary for some positions at a time; attention is
-computed by blocks of queries. So memory grows with the length, and not with its square or with the vocabulary.
+The oracle keeps the input of the head and multiplies it with the vocabulary for some positions at a time. Attention is
+computed by blocks of queries. So memory grows with the length, not with its square or with the vocabulary.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """The input of the head in float64, (batch, length, embed_dim); of a pooled state the length is 1."""
+        """Return the input of the head in float64, (batch, length, embed_dim); a pooled state has length 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
     def scale(self) -> float:
-        """The largest logit."""
+        """Return the largest logit."""
         return max(float(np.abs(self.logits(block)).max(initial=0.0)) for block in self.blocks())
 
     def blocks(self) -> Iterator[slice]:
-        """The positions, so many at a time that their logits are `NUMBERS` at most."""
+        """Yield ranges of positions with at most `NUMBERS` logits."""
         batch, length, width = self.states.shape
         size = max(1, NUMBERS // (batch * max(width, self.config.vocab_size)))
         for begin in range(0, length, size):
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """The logits in float64 of some positions, of which a pooled state has one."""
+        """Return the logits in float64 of some positions; a pooled state has one position."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """The largest error at each position, (length,), of logits in the shape of these."""
+        """Return the largest error at each position, (length,), of logits of the same shape."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -71,7 +71,7 @@ class LongOracle:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of all logits."""
+        """Return the shape of all logits."""
         batch, length, _ = self.states.shape
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
@@ -80,7 +80,7 @@ class LongOracle:
         return {}
 
     def noise(self, dtype: str) -> float:
-        """The reference's own error in `dtype`, with the tables whose formula errs most at these positions."""
+        """Return the reference's own error in `dtype`, with the table formula that errs most at these positions."""
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -91,7 +91,7 @@ class LongOracle:
         return self._noise[dtype]
 
     def shows(self, other: TransformerConfig, tolerance: float) -> bool:
-        """Return whether another configuration with these parameters answers otherwise, by more than `tolerance`."""
+        """Return whether another configuration with these parameters answers differently, by more than `tolerance`."""
         changed = LongOracle(other, self.parameters, self.inputs)
         try:
             with np.errstate(all="ignore"):
@@ -100,7 +100,7 @@ class LongOracle:
             return False
 
     def prefix(self, length: int) -> LongOracle:
-        """The oracle of the first tokens of a causal model, whose logits are the same with others behind them."""
+        """Return the oracle of the first tokens of a causal model, whose logits do not depend on later tokens."""
         inputs = {name: value[:, :length] for name, value in self.inputs.items()}
         part = LongOracle(self.config, self.parameters, inputs)
         part.states = self.states[:, :length]
@@ -111,7 +111,7 @@ class LongOracle:
         held = {name: rounded(self.parameters[name], dtype) for name in parameter_shapes(config)}
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
-        # The specification has no switch for this: the head is applied here, by blocks.
+        # The specification has no switch for this; the head is applied here, by blocks.
         with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
@@ -120,7 +120,7 @@ class LongOracle:
         return rounded(head(self.config, self._of_head(dtype), states), dtype)
 
     def _of_head(self, dtype: str) -> Any:
-        """The parameters that the head reads."""
+        """Return the parameters that the head reads."""
         stack = self.config.stacks[-1]
         read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
         complete = shared(self.config, self.parameters)
@@ -136,12 +136,12 @@ class LongProbe(ReachProbe):
         return LongOracle(self.config, self.parameters, self.inputs)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """The budget of the logits, as for any call."""
+        """Return the budget of the logits, as for any call."""
         noise = max(self.oracle.noise(dtype), self.model.typical_noise(dtype))
         return RULES[dtype].budget(noise, epsilon(dtype), self.oracle.scale)
 
     def prefix(self, length: int) -> LongProbe:
-        """The call with the first tokens alone, of a causal model."""
+        """Return the call with only the first tokens, for a causal model."""
         oracle = self.oracle.prefix(length)
         part = replace(self, name=_named(length), inputs=oracle.inputs)
         vars(part)["oracle"] = oracle
@@ -149,9 +149,9 @@ class LongProbe(ReachProbe):
 
 
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
-    """The calls of a model with long prompts, the shortest first.
+    """Return the calls of a model with long prompts, shortest first.
 
-    Raises `ConfigError` for a length that the model does not have, or that does not fit into memory.
+    Raise `ConfigError` for a length that the model does not have, or that does not fit into memory.
     """
     for length in lengths:
         if not 1 <= length <= config.max_length:
@@ -165,14 +165,14 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """A lower bound of the bytes for a prompt: the port's logits, as it gives them and in float64, and a layer."""
+    """Return a lower bound of the bytes for a prompt: the port's logits, their float64 copy, and a layer."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
 
 
 def long_probe(model: ReachModel, length: int) -> LongProbe:
-    """The call of a model with one row of `length` tokens."""
+    """Return the call of a model with one row of `length` tokens."""
     inputs = reach_inputs(model.config, 1, (length,) * len(model.config.input_names))
     return LongProbe(model.name, _named(length), PURPOSE, model.config, model.parameters, inputs, model=model)
 
@@ -182,6 +182,6 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether the logits of a prefix are those of the whole: of a lone decoder whose mask is
-    exact, and whose angles do not depend on the length."""
+    """Return whether a prefix has the same logits as the whole: a decoder with an exact mask and angles independent
+    of the length."""
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

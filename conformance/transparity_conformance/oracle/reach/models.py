@@ -1,7 +1,7 @@
-"""Reach: calls of many lengths, batches and widths, of which the logits alone are compared.
+"""Reach: calls of many lengths, batches and widths, of which only the logits are compared.
 
-The probes of `probes` find faults with every activation of a small model. These say how far agreement reaches: few
-rows of models whose sizes cross the thresholds of a configuration, cheap enough to try dozens.
+The probes of `probes` find faults with every activation of a small model. Reach calls show how far agreement extends:
+few rows of models whose sizes cross the thresholds of a configuration, cheap enough to try dozens.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
-"""More tokens than 16 bits can tell apart."""
+"""More tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""Parameters × tokens of one call; a longer sequence is tried with a narrower model. It takes about 0.2 s."""
+"""Parameters × tokens of one call, about 0.2 s; a longer sequence is tried with a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The calls of a model that are made however long they take; the rest are left out when the time is over."""
+"""The calls of a model that ignore the time limit; the rest are left out when the time is over."""
 
 
 ITSELF = "the model itself"
@@ -54,17 +54,17 @@ class LogitsOracle(Oracle):
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # far positions err by their tables, each formula differently
+        # far positions err by their tables, and each formula errs differently
         self.has_tables = config.has_tables
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # without a tap the reference attends in blocks, which is less memory and another order of sums
+            # without a tap the reference attends in blocks, with less memory and another order of sums
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
         super().__init__(run, parameters)
-        self._in_sequence: dict[str, float] = {}
+        self._again: dict[str, float] = {}
 
     def _evaluate(
         self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None
@@ -81,17 +81,17 @@ class LogitsOracle(Oracle):
         errors += [self._error(dtype, index, neighbour(self.arrays, index)) for index in range(self.points)]
         return {"logits": max(errors)}
 
-    def noise_in_sequence(self, dtype: str) -> float:
-        """The reference's own error with sums over the keys taken in sequence."""
-        if dtype not in self._in_sequence:
-            measured = "float32" if dtype == "float64" else dtype
-            error = self._error(measured, IN_SEQUENCE)
-            self._in_sequence[dtype] = error * (epsilon(dtype) / epsilon(measured))
-        return self._in_sequence[dtype]
+    def measure_again(self, dtype: str, points: int = 1) -> float:
+        """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbours."""
+        measured, known = "float32" if dtype == "float64" else dtype, self._again.get(dtype, 0.0)
+        variants = range(IN_SEQUENCE, points) if points > 1 or dtype not in self._again else ()
+        errors = [self._error(measured, index, neighbour(self.arrays, index) if index else None) for index in variants]
+        self._again[dtype] = max(known, *(error * (epsilon(dtype) / epsilon(measured)) for error in errors), 0.0)
+        return self._again[dtype]
 
-    def known_in_sequence(self, dtype: str) -> float:
-        """The same if it was measured before, else 0."""
-        return self._in_sequence.get(dtype, 0.0)
+    def known_again(self, dtype: str) -> float:
+        """Return the same error if it is measured already, otherwise 0."""
+        return self._again.get(dtype, 0.0)
 
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
@@ -114,14 +114,17 @@ class ReachProbe(Probe):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The length of each input."""
+        """Return the length of each input."""
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """The budget of the logits: the reference's own error at one point may be small by luck, so it is at least
-        that of the model's short calls, and on request that of sums over the keys in sequence, which take longer."""
+        """Return the budget of the logits; short calls of the model give its minimum.
+
+        The reference's error at one point may be small by chance. With `in_sequence`, slower sequential sums over the
+        keys count too.
+        """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
-        noise = max(noise, self.oracle.noise_in_sequence(dtype)) if in_sequence else noise
+        noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
         scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
         return RULES[dtype].budget(noise, epsilon(dtype), scale)
 
@@ -137,15 +140,15 @@ class ReachModel:
     calls: list[tuple[int, tuple[int, ...]]]
     """The batch and the length of each input."""
     is_asked: bool = False
-    """Whether it is the model that was asked for, and not derived from it."""
+    """Whether it is the requested model, not one derived from it."""
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """The calls, the most telling first."""
+        """Return the calls, most telling first."""
         return [self.probe(batch, lengths) for batch, lengths in self.calls]
 
     def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
-        """The probe of one call."""
+        """Return the probe of one call."""
         inputs = reach_inputs(self.config, batch, lengths)
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
         model = "" if self.name == ITSELF else f"{self.name}, "
@@ -154,7 +157,7 @@ class ReachModel:
         )
 
     def typical_noise(self, dtype: str) -> float:
-        """The largest error of the reference in the logits of short calls."""
+        """Return the largest error of the reference in the logits of short calls."""
         if dtype not in self._noise:
             short = [probe for probe in self.probes if max(probe.lengths) <= SHORT][:6]
             self._noise[dtype] = max((probe.oracle.noise(dtype)["logits"] for probe in short), default=0.0)
@@ -166,8 +169,10 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
-    """Random tokens among which are the edges of the vocabulary; padding on the right of some rows, inside others, and
-    never at the first position. No two inputs share a pattern."""
+    """Draw random tokens that include the edges of the vocabulary.
+
+    Padding is on the right of some rows and inside others, never at the first position. No two inputs share a pattern.
+    """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
     random = np.random.default_rng([batch, *lengths])
@@ -190,8 +195,11 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into rows of the input of this number; a run is shorter than a sliding window, so that every query
-    sees a token. The last input has none behind a threshold, where it would be all that follows."""
+    """Write padding into rows of the input of this number.
+
+    A run is shorter than a sliding window, so that every query sees a token. The last input has no padding after a
+    threshold, where it would fill the rest.
+    """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
     if config.pad_id is None or length < 3 or window < 2:
@@ -204,8 +212,10 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """The attention mask, and token types. In turn the mask hides padding and one real token, nothing, or the first
-    tokens of every row but one."""
+    """Return the attention mask and token types.
+
+    The mask hides in turn padding and one real token, nothing, or the first tokens of every row but one.
+    """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
     if "attention_mask" in config.further_inputs:
@@ -225,7 +235,7 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 
 @functools.cache
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
-    """The models of a preset: long, wide, and of many tokens; its own sizes are those of its document."""
+    """Return the models of a preset: long, wide, and with many tokens; the probes have its document's sizes."""
     config = preset(name)
     few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)
@@ -240,13 +250,13 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a configuration can be given to the port, such as one that a family's folder expresses."""
+"""Returns whether a configuration can be given to the port, for example because a family's folder can express it."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """The models of a configuration: itself, a narrow one for sequences that are too long for it, and a deep one.
+    """Return the models of a configuration: itself, a narrow one for sequences too long for it, and a deep one.
 
     A model with given parameters is the only one.
     """
@@ -265,7 +275,7 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """The model with the calls that cross a threshold beyond the lengths that others `reached`; without any, all."""
+    """Return the model with the calls that cross a threshold beyond the lengths `reached` by others, or all calls."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -275,13 +285,13 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""Tokens of a batch with padding that is longer than short calls."""
+"""Tokens of a padded batch that is longer than short calls."""
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """The same model with a mask of its caller's: ones, a hidden token, rows padded on the left.
+    """Return the same model with the caller's own mask: ones, a hidden token, rows padded on the left.
 
-    Returns: None for a model that has a mask anyway, that has no use for one, or that is large.
+    Return None for a model that always has a mask, that has no use for one, or that is large.
     """
     is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
     if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
@@ -293,11 +303,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""Layers of the deep model: every kind of layer comes at least twice, of three kinds."""
+"""Layers of the deep model: each of up to three kinds occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """The system with more layers, and few calls: a fault may be in later layers only."""
+    """Return the configuration with more layers and few calls, because a fault may be only in later layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -309,7 +319,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """The kinds of the layers of a deep model, in orders of which a family may express the first or a later one."""
+    """Yield orders of the layer kinds of a deep model; a family may be able to express only a later one."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -321,7 +331,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """The system at the size of a probe, with as many tokens as its special ones need, and `sizes` replaced."""
+    """Return the configuration at the size of a probe, with tokens for its special ones, and with `sizes` replaced."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -334,7 +344,7 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """The system with few features and layers, `longest` tokens, every threshold unchanged, and `others` replaced.
+    """Return the configuration with few features and layers, `longest` tokens, all thresholds, and `others` replaced.
 
     Angles depend on the features of a head, so rotary heads keep theirs.
     """
@@ -364,7 +374,7 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
 
 
 def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
-    """Two calls: one row, and two."""
+    """Return two calls: one row, and two."""
     if config.reads_pixels:
         return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
@@ -373,7 +383,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The calls up to a length: first those just beyond a threshold or a power of two, then the others."""
+    """Yield the calls up to a length: first those just beyond a threshold or a power of two, then the others."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return
@@ -400,7 +410,7 @@ def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[
 
 
 def _crossing(config: TransformerConfig, longest: int) -> list[int]:
-    """The lengths just beyond a threshold or a power of two, and the longest; the longest first."""
+    """Return the lengths just beyond a threshold or a power of two, and the longest; longest first."""
     numbers = thresholds(config).values()
     lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
     crossed |= {lengths[-1], *(length for length in lengths if not length - 1 & length - 2)}
@@ -408,8 +418,10 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Of the calls of each model those just beyond a threshold and the longest, the shortest first: the calls in which
-    what a port does besides its forward pass is compared."""
+    """Return each model's calls just beyond a threshold, and its longest, shortest first.
+
+    Other tasks than the forward pass are compared in these calls.
+    """
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]
     longest: dict[int, int] = {}

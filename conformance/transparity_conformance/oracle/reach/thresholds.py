@@ -1,7 +1,7 @@
-"""Thresholds: numbers at which a model, or a typical port of it, may begin to behave in another way.
+"""Thresholds: numbers at which a model, or a typical port of it, may change its behaviour.
 
-Lengths are 1 to 17, powers of two and their neighbours, and the neighbours of every threshold of a configuration;
-tokens are the first, the last, the special ones, and those around the largest of each kind of integer.
+The lengths are 1 to 17, powers of two and their neighbours, and the neighbours of every threshold of a configuration.
+The tokens are the first, the last, the special ones, and those around the limits of each kind of integer.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ LONGEST = 1025
 """The longest sequence, unless a threshold is beyond it."""
 
 LARGEST_POWER = 9
-"""Of the powers of two up to this one both neighbours are tried; of 2¹⁰, the longest length is one."""
+"""Powers of two up to this one are tried with both neighbours; near 2¹⁰, only the longest length is."""
 
 LONGEST_THRESHOLD = 4097
-"""A sequence up to this length is tried where a threshold asks for it: its scores take 0.13 GB for each head."""
+"""A sequence up to this length is tried if a threshold needs it; its scores take 0.13 GB per head."""
 
 SHORT = 17
 """All lengths up to this one are tried."""
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""Rows of the short calls, in turn: none, few, primes, a power of two."""
+"""Rows of the short calls, in turn: one, few, primes, a power of two."""
 
 
 CHUNKS = (64, 256)
-"""Tokens per chunk of published recurrences: of the gated delta rule, and of Mamba-2 (`chunk_size`)."""
+"""Tokens per chunk of published recurrences: the gated delta rule, and Mamba-2 (`chunk_size`)."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:
-    """The distances and lengths at which a field begins to matter, by field."""
+    """Return the distances and lengths at which a field takes effect, by field."""
     found = {}
     for kind, own in config.layer_kinds.items():
         of_kind = f" of {kind}" if config.layer_types else ""
@@ -48,20 +48,20 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
 
 
 def longest_length(config: TransformerConfig) -> int:
-    """The longest sequence that is tried with `config`."""
+    """Return the longest sequence that is tried with `config`."""
     reached = [value + 1 for value in thresholds(config).values() if value < LONGEST_THRESHOLD]
     return min(config.max_length, max([LONGEST, *reached]))
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """The lengths to try, in order, with the neighbours of the thresholds that are `crossed`."""
+    """Return the lengths to try, in order, with the neighbours of the thresholds that are `crossed`."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
 
 
 def edge_tokens(config: TransformerConfig, size: int) -> list[int]:
-    """Tokens at which an integer of some kind ends, the first and last, and the special ones; padding left out."""
+    """Return tokens at the limits of integer types, the first, the last and the special ones, without padding."""
     ends = [2**power + step for power in (7, 8, 15, 16) for step in (-1, 0, 1)]
     special = [token for token in (config.bos_id, config.eos_id) if token is not None]
     chosen = dict.fromkeys([size - 1, 0, 1, *special, size - 2, *reversed(ends)])

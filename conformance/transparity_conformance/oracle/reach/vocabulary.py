@@ -1,6 +1,6 @@
-"""Every token of a vocabulary: given weights may be wrong in the row of one token alone.
+"""Every token of a vocabulary: given weights may be wrong only in one token's row.
 
-Drawn weights are alike in every row, so that a few tokens tell. Those of a checkpoint went through files and
+Drawn weights are alike in every row, so a few tokens suffice. A checkpoint's weights went through files and
 conversions.
 """
 
@@ -20,10 +20,10 @@ from transparity_conformance.oracle.reach.models import AFFORDABLE, ReachModel, 
 PURPOSE = "every token of the vocabulary"
 
 ROW = 16
-"""Tokens of one row."""
+"""Tokens per row."""
 
 MOST_CALLS = 4
-"""Calls of what is affordable at once: about a second of the reference's time, and several of its budget's."""
+"""The most calls of affordable size: about a second of the reference's time, and several for its budget."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class EveryToken(ReachModel):
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """One probe for each of `calls`, which share the vocabulary."""
+        """Return one probe for each of `calls`, which share the vocabulary."""
         names = self.config.token_inputs if self.calls else ()
         inputs = {name: _shared(self.config, name, self.calls) for name in names}
         if names and self.config.reads_frames:
@@ -52,7 +52,7 @@ class EveryToken(ReachModel):
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
-    """The calls with every token of a model with given parameters, or with as many as are affordable."""
+    """Return the calls with every token of a model with given parameters, or with as many as are affordable."""
     if not config.token_inputs:
         return EveryToken("the model itself", config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
@@ -65,24 +65,25 @@ def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """How many tokens of each input are in none of the calls of this model, as lines."""
+    """Return lines that count the tokens of each input that no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
         wanted = _tokens(config, name)
         if missing := len(set(wanted.tolist()) - seen):
-            lines.append(f"{missing:,} of {len(wanted):,} {name}: no call has them, for so many take too long")
+            lines.append(f"{missing:,} of {len(wanted):,} {name}: no call has them, because they would take too long")
     return lines
 
 
 def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
-    """The vocabulary of an input without padding."""
+    """Return the vocabulary of an input without padding."""
     every = np.arange(config.stack_vocab_size(config.input_stack(name)))
     return every[every != config.pad_id] if config.pad_id is not None and len(every) > 1 else every
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """The tokens of an input for every call: all in order, then the first again; evenly spaced if they are too many."""
+    """Return the tokens of an input for every call: all in order, then from the start; evenly spaced if there are
+    too many."""
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     chosen = (

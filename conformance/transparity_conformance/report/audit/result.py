@@ -44,8 +44,8 @@ class AuditedTensor:
     """A tensor of the file."""
 
     name: str
-    outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried"]
-    """`may be missing`: without it the port answers, and says nothing."""
+    outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
+    """`may be missing`: without it the port answers, and says nothing; `not ignored`: no model reads it."""
     says: str = ""
     """What stands in its place."""
     error: float = 0.0
@@ -62,6 +62,7 @@ CAUSES = {
     "wrong": "field-wrong",
     "never read": "tensor-unread",
     "may be missing": "tensor-missing",
+    "not ignored": "tensor-stray",
 }
 """The outcomes that are faults, and the ids of their causes."""
 
@@ -71,8 +72,8 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
     "refused": "refused",
     "not exercised": "not exercised",
 }
-TENSOR_OUTCOMES = ("never read", "may be missing", "not exercised", "not tried")
-FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing"}
+TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
+FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
 """The outcomes that are faults, in words."""
 
 

@@ -211,7 +211,7 @@ def _with_its_line(cause: Cause) -> str:
 
 def immeasurable(fault: Divergence) -> str:
     """The reason for an infinite error."""
-    return "of another shape (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
+    return "its shape is wrong (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
 
 
 def worst_share(report: Report) -> str:

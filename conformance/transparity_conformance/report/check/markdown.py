@@ -9,11 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from transparity.limits.files import is_file
-from transparity_conformance.report.check.terminal import MARKS, as_text
+from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
 from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.report import Report, installed
-
-WIDTH = 80
 
 DIGITS = 16
 """Digits of a hash that are shown."""

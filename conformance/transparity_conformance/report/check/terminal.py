@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -14,8 +16,10 @@ from transparity_conformance.report.check.findings import (
     PRACTICALLY_ALL,
     Finding,
     another_model,
+    findings,
     partly,
     remedy,
+    sentence,
     too_little,
     unlocated,
     worst,
@@ -32,21 +36,27 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 
 BARS = "▁▂▃▄▅▆▇█"
 
+WIDTH = 80
+"""Columns that an answer is written for."""
+
 MOST_FINDINGS = 12
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
 
 
-def answer(report: Report, *, verbose: bool = False, ways: bool = True) -> RenderableType:
+def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
     """The answer to one check.
 
     Args:
+        alike: other systems that have the same answer.
         verbose: also list every claim, activation, note and omission.
         ways: end with the options of the command that show more.
     """
     view = check_view(report)
-    parts = [*_parts(view, verbose), *([_next(view, verbose)] if ways else [])]
+    if alike:
+        view = dataclasses.replace(view, system=f"{report.preset} (also {', '.join(alike)}), {report.dtype}")
+    parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     return Group(Headline(view), Padding(Group(*_spaced(parts)), (1, 0, 1, 2)))
 
 
@@ -77,12 +87,19 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
     """The answer to one check; of several a summary, and the answers of those that do not agree, alike ones once."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
-    shown: dict[str, Report] = {}
+    shown: dict[Any, list[Report]] = {}
     for report in reports:
         if report.verdict != "agrees":
-            shown.setdefault(as_text([report]).partition("\n")[2], report)
-    parts = [answer(report, verbose=verbose) for report in shown.values()]
+            shown.setdefault(_content(report), []).append(report)
+    parts = [answer(first, verbose=verbose, alike=[each.preset for each in rest]) for first, *rest in shown.values()]
     return Group(*(["", *parts, _summary(reports, code)] if reports else []))
+
+
+def _content(report: Report) -> object:
+    """What an answer says, apart from the size of errors."""
+    found = findings(report)
+    told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
+    return tuple(told) or sentence(report)
 
 
 def one_line(report: Report) -> RenderableType:
@@ -112,7 +129,7 @@ def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
 def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     report = view.report
     if sentences := [*view.beginnings, another_model(report)]:
-        yield from (Text(f"{sentence.strip(' .:')}.") for sentence in sentences if sentence)
+        yield from (Text(f"{each.strip(' .:')}.") for each in sentences if each)
     yield from _blocks(view, verbose)
     if report.verdict == "diverges":
         yield from _closing(view)
@@ -145,7 +162,9 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
     places += f" and {len(finding.places) - MOST_PLACES} more" if finding.places[MOST_PLACES:] else ""
     for cause in finding.causes:
         yield from _code(lines_of([cause]), "", around=False)
-        yield _row(cause.mistake, Text(cause.says), Text(f"at {cause.at or places}", style="dim"))
+        says, is_placed, more = cause.says.rpartition(f", at {cause.at}") if cause.at else ("", "", "")
+        where = f"at {cause.at or places}{more if is_placed else ''}"
+        yield _row(cause.mistake, Text(says if is_placed else cause.says), Text(where, style="dim"))
     if not finding.causes:
         yield _row("unexplained", Text(finding.unexplained), Text(f"at {places}", style="dim"), *_profile(finding))
     elif 0 < finding.explained < PRACTICALLY_ALL:
@@ -221,7 +240,7 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
     """Names and texts in two columns; a name that is repeated is written once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
-        table.add_row(Text("" if name == before else name, style="bold"), Text(text))
+        table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
         before = name
     return table
 
@@ -271,18 +290,18 @@ def _profile(finding: Finding) -> Iterator[Text]:
             yield Text(f"{drawn} by {axis}")
 
 
-def _next(view: CheckView, verbose: bool) -> RenderableType:
-    """The ways on: the cause's page, everything that is known, and a page to look at."""
-    table = Table.grid(padding=(0, 5, 0, 0))
+def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
+    """The ways on: the cause's page, everything that is known, and a page to look at; in columns if they fit."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
-    if view.report.verdict == "diverges":
-        for cause in [*causes][:1]:
-            table.add_row(f"transparity explain {cause}", "what it is, and how to fix it")
+    is_wrong = view.report.verdict == "diverges"
+    rows = [(f"transparity explain {cause}", "what it is, and how to fix it") for cause in [*causes][: int(is_wrong)]]
     page = "--html report.html  a page to look at"
     noted = f", {count(len(view.notes), 'note')}" if view.notes else ""
     ways = (page, "--markdown -  for a pull request") if verbose else (f"--verbose  every activation{noted}", page)
-    table.add_row(*ways)
-    return table
+    rows.append(ways)
+    first, last = (max(map(len, column)) for column in zip(*rows, strict=True))
+    first *= int(first + last <= WIDTH - 7)
+    yield Text("\n".join(f"{one:<{first}}     {other}" for one, other in rows), no_wrap=True)
 
 
 def bars(errors: Sequence[float], budget: float) -> str:

@@ -141,10 +141,10 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """The lines, of those that differ in numbers only the first, with the number of the others."""
+    """The lines, of those that differ in numbers or the probe only the first, with the number of the others."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
-        kinds.setdefault(re.sub(r"\d+", "#", line), []).append(line)
+        kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)
     return [first + (f" (and {count(len(more), 'note')} like it)" if more else "") for first, *more in kinds.values()]
 
 

@@ -18,10 +18,12 @@ from transparity.text import shown
 class Meaning:
     """A cause in words."""
 
+    title: str
+    """The fault as a sentence, of one of its variants."""
     right: str
-    """What the reference does."""
+    """The reference's rule."""
     look: str
-    """Where the mistake is made, and how to mend it."""
+    """The place of the fault, and how to fix it."""
     hidden: str = ""
     """When it does not show."""
     seen: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Adapters: a file that says where a model keeps our parameters, and a model whose tensors are read and written."""
+"""Adapters: a file that maps the reference's parameters to a model's tensors, and a model with readable tensors."""

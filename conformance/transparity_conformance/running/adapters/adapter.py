@@ -1,4 +1,4 @@
-"""The adapter: a TOML file that says, a line for each, where a port keeps our parameters."""
+"""The adapter: a TOML file with one line per parameter, which names the port's tensor."""
 
 from __future__ import annotations
 
@@ -33,35 +33,37 @@ from transparity_conformance.running.adapters.notation import (
 )
 
 ASKED = "?"
-"""The line of a parameter that was not settled."""
+"""The line of an undetermined parameter."""
 
 KEYS = ("parameters", "zero", "unused")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Where a port keeps our parameters."""
+    """The mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """By the names of our parameters, with `{i}` for the number of a layer."""
+    """The lines by parameter name, with `{i}` for the number of a layer."""
     zero: Sequence[str] = ()
-    """Tensors, or parts of them, that have to be 0: biases that our model has not."""
+    """Tensors, or parts of tensors, that must be 0: biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """Tensors whose other numbers are left as they are."""
+    """Tensors whose other numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Parameters that were not settled, and the lines that would fit."""
+    """Undetermined parameters, and the lines that fit their shapes."""
 
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """The port's `tensors` with our parameters in them.
+        """Return the port's `tensors` with the reference's parameters in them.
 
-        Raises `AdapterError` if a parameter has no tensor, or a tensor no line.
+        Raise `AdapterError` if a parameter has no tensor, or a tensor no line.
         """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *(LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
         if unknown := [name for name in self.lines if name not in known]:
-            raise AdapterError(f"The adapter has a line for {shown(unknown[0])}, which is no parameter of this model.")
+            raise AdapterError(
+                f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
+            )
         for name, shape in shapes.items():
             filling.put(name, self._line(name), parameters[name], shape)
         for line in self.zero:
@@ -83,13 +85,13 @@ class Adapter:
         if line == ASKED:
             asked = [ours for ours, text in self.lines.items() if text == ASKED]
             raise AdapterError(
-                f"The adapter does not say which tensor is {listed(asked)}: write it in place of {ASKED!r}."
+                f"The adapter leaves {listed(asked)} undetermined: replace {ASKED!r} with the name of a tensor."
             )
         return line
 
 
 class _Filling:
-    """The port's tensors, into which parameters are written once each."""
+    """The port's tensors, into which each parameter is written once."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.values = {name: np.array(value) for name, value in tensors.items()}
@@ -98,7 +100,7 @@ class _Filling:
         self.sizes = sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """The line at every layer that the port has."""
+        """Return the line at every layer of the port."""
         numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
         if line in texts:
@@ -111,7 +113,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write a parameter, or 0 for None, where the line says."""
+        """Write a parameter, or 0 for None, to the place that the line selects."""
         if text == ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
@@ -133,7 +135,7 @@ class _Filling:
         flat = np.concatenate([self.values[name].ravel() for name in chosen.names])
         marks = np.concatenate([self.written[name] for name in chosen.names])
         if marks[index].any():
-            raise AdapterError(f"{shown(text)}, the line of {ours}, has numbers that another line has, too.")
+            raise AdapterError(f"{shown(text)}, the line of {ours}, has numbers that another line has too.")
         flat[index], marks[index] = numbers, True
         ends = np.cumsum([self.values[name].size for name in chosen.names])[:-1]
         parts = zip(chosen.names, np.split(flat, ends), np.split(marks, ends), strict=True)
@@ -141,19 +143,19 @@ class _Filling:
             self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
 
     def check_complete(self, unused: Sequence[str]) -> None:
-        """Raise `AdapterError` for a tensor of which something was not written."""
+        """Raise `AdapterError` for a tensor that is not written completely."""
         left = [name for name, written in self.written.items() if not written.all() and name not in unused]
         if left:
             name = left[0]
             missing = int((~self.written[name]).sum())
             raise AdapterError(
-                f"{missing:,} of the {self.values[name].size:,} numbers of the port's {shown(name)} are in no line of "
-                "the adapter; add one under [parameters], or the tensor under zero or unused."
+                f"The adapter has no line for {missing:,} of the {self.values[name].size:,} numbers of the port's "
+                f"{shown(name)}. Add one under [parameters], or list the tensor under zero or unused."
             )
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Read an adapter; raises `AdapterError` if it is none."""
+    """Read an adapter; raise `AdapterError` for any other file."""
     if (size := file_size(path, AdapterError)) > LARGEST_JSON:
         raise AdapterError(f"{path} has {size} bytes; expected an adapter, at most {LARGEST_JSON}.")
     try:
@@ -165,7 +167,7 @@ def read_adapter(path: str | Path) -> Adapter:
             raise AdapterError(f"{path} has the key {shown(key)}; expected {', '.join(KEYS)}.")
     lines, zero, unused = content.get("parameters"), content.get("zero", []), content.get("unused", [])
     if not (isinstance(lines, dict) and lines and all(isinstance(line, str) for line in lines.values())):
-        raise AdapterError(f"{path} has no table [parameters] of texts; expected one line for each parameter.")
+        raise AdapterError(f"{path} has no table [parameters] of strings; expected one line for each parameter.")
     for key, names in (("zero", zero), ("unused", unused)):
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise AdapterError(f"{key} in {path} is {shown(names)}; expected a list of tensors.")
@@ -173,7 +175,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def written(adapter: Adapter, remarks: Sequence[str]) -> str:
-    """The text of the file, with `remarks` in front."""
+    """Return the text of the file, starting with `remarks`."""
     text = "".join(f"# {safe(line)}\n" for line in remarks)
     for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
         if names:
@@ -182,8 +184,8 @@ def written(adapter: Adapter, remarks: Sequence[str]) -> str:
     for ours, line in adapter.lines.items():
         fits = adapter.asked.get(ours, ())
         if line == ASKED:
-            text += f"# not settled; by their shapes: {safe(listed(fits)) if fits else 'no tensor fits'}\n"
+            text += f"# undetermined; by their shapes: {safe(listed(fits)) if fits else 'no tensor fits'}\n"
         if line == ABSENT:
-            text += "# the port has none\n"
+            text += "# the port has no such tensor\n"
         text += f"{json.dumps(ours)} = {json.dumps(line)}\n"
     return text

@@ -1,4 +1,4 @@
-"""A port's model: made, its tensors read and set, and called with token ids."""
+"""A port's model: build it, read and write its tensors, and call it with token ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from transparity_conformance.running.frameworks.modules import (
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""`Model()` or `Model(config)`, a class of modules or a function that makes one; or a `build(config, parameters)`."""
+"""`Model()` or `Model(config)`: a class of modules or a function that returns one; or a `build(config, parameters)`."""
 
 
 @dataclass(eq=False)
@@ -45,16 +45,16 @@ class Model:
     _tensors: Mapping[str, ModuleTensor]
     _buffers: Mapping[str, ModuleTensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """Its own name of each of its inputs, if it was made without a configuration."""
+    """The model's name of each input, if it was built without a configuration."""
     module: Any = None
-    """The module of PyTorch that computes, if there is one."""
+    """The PyTorch module that computes, if any."""
     memory: Any = None
-    """What holds the tensors, if that is known: a module, or nested dicts and lists."""
+    """The owner of the tensors, if known: a module, or nested dicts and lists."""
     _narrow: Callable[[], None] | None = None
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Let the model that had the same memory before, if a port makes one for all, keep its tensors for later."""
+        """Save the tensors of the previous model that shares this memory, for its later calls."""
         if self.memory is None:
             return
         before = _OWNERS.get(id(self.memory))
@@ -70,54 +70,54 @@ class Model:
         return self.forward(**tokens)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The tensors by name, as they are."""
+        """Return the current tensors by name."""
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """The buffers by name, of which one may be a parameter of ours, as a bias that is not learned."""
+        """Return the buffers by name; one may be a parameter of the reference, such as a bias that is not learned."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into tensors or buffers."""
+        """Write `values` into tensors or buffers."""
         every = {**self._buffers, **self._tensors}
         for name, value in values.items():
             every[name].write(value)
 
     def inputs(self) -> dict[str, str]:
-        """Its own name of each of its inputs, by ours; empty if it was made with a configuration."""
+        """Return the model's name of each input; empty if it was built with a configuration."""
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Go on in float64; return whether it is a module of PyTorch, which can."""
+        """Switch to float64; return whether that succeeded, which needs a PyTorch module."""
         if self.module is not None:
             self._narrow = widened(self.module)
             self._tensors = tensors_of(self.module)
         return self.module is not None
 
     def narrow(self) -> None:
-        """Go back to the precision that it had."""
+        """Return to the original precision."""
         if self._narrow is not None:
             self._narrow()
             self._tensors = tensors_of(self.module)
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""By the identity of what holds tensors: the model whose weights are in them."""
+"""The model whose weights are in shared memory, by the identity of that memory."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Make the model; raises `PortError` with the reason if it cannot be made or has no tensors.
+    """Build the model; raise `PortError` with the reason if it cannot be built or has no tensors.
 
     Args:
-        make: the port, or a module as it is.
-        config: the configuration, for a port that takes one; None: it is not known, and the port takes nothing.
-        parameters: what a `build(config, parameters)` is given; None: the port may be none.
+        make: the port, or a module.
+        config: the configuration, for a port that takes one; None if it is unknown, for a port without arguments.
+        parameters: the arguments of a `build(config, parameters)`; None if the port is no `build`.
     """
     if is_module(make):
         return _opened(make, config)
     count = required_arguments(signature_of(make))
     name = getattr(make, "__name__", "Model")
-    write = f"write a function that makes the model, def model({'' if config is None else 'config'}): return Model(…)"
+    write = f"write a function that returns the model, def model({'' if config is None else 'config'}): return Model(…)"
     is_build = count == 2 and parameters is not None and config is not None
     if count not in ((0, None) if config is None else (0, 1, None)) and not is_build:
         expected = "none" if config is None else "none, or one, the configuration"
@@ -136,17 +136,17 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
 
 
 def _checked(model: Model, name: str, made: Any) -> Model:
-    """The model; raises `PortError` if it has no tensors."""
+    """Return the model; raise `PortError` if it has no tensors."""
     if not model.tensors():
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found; expected a module of torch.nn, flax, Equinox "
-            "or Keras, a function that calls one, or a pair (function, parameters), called with the parameters first."
+            f"{name} made {shown(made)}, in which no tensor was found. Expected a module of torch.nn, flax, Equinox or "
+            "Keras, a function that calls one, or a pair (function, parameters) with the parameters as first argument."
         )
     return model
 
 
 def _opened(made: Any, config: TransformerConfig | None) -> Model:
-    """The forward pass of a module, of a function that calls one, or of a pair (function, parameters)."""
+    """Return the model of a module, of a function that calls one, or of a pair (function, parameters)."""
     if is_instance(made, "flax.linen", "Module"):
         made = initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
@@ -156,7 +156,7 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
         return dataclasses.replace(model, memory=parts)
     if config is not None and kind_of(made) is not None:
         forward = called(made, config)
-        # a layer of Keras makes its variables when it is called first
+        # a Keras layer creates its variables at the first call
         forward(**_blank(config))
         return Model(forward, tensors_of(made))
     if not callable(made):
@@ -172,7 +172,7 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
 
 
 def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """One row of each input: two tokens, or an image or audio that is 0."""
+    """Return one row of each input: two tokens, or an image or audio of zeros."""
     forms = {name: input_form(config, name) for name in config.input_names}
     return {
         name: np.zeros((1, *(size or 2 for size in form.axes)), np.float32 if form.is_float else np.int64)
@@ -183,7 +183,7 @@ def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
 def _called(
     made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, ModuleTensor]
 ) -> Model:
-    """The forward pass by the inputs of a configuration or, without one, by its own."""
+    """Return the model, called by the inputs of a configuration or, without one, by its own names."""
     if not tensors or config is not None:
         return Model(called(made, config, framework) if config is not None else made, tensors)
     forward, names = called_by_name(made, framework)
@@ -191,7 +191,7 @@ def _called(
 
 
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
-    """`build(config, parameters)` of a port whose tensors an adapter matches with our parameters."""
+    """Return `build(config, parameters)` of a port whose tensors an adapter maps to the reference's parameters."""
 
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:

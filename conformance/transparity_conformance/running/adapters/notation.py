@@ -1,12 +1,12 @@
-"""The notation of an adapter's line: which part of a port's tensor is a parameter of ours.
+"""The notation of an adapter's line: the part of a port's tensor that is a parameter of the reference.
 
     h.{i}.attn.c_attn.weight.T[0:N*H]
     layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
     blocks.{i}.heads.{n}.key.weight
 
-The name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch; what comes out is read row by
-row as the shape of our parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the tensors
-of all numbers, and `{i}` is the number of a layer, on both sides. Nothing is evaluated but this.
+A line is the name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch. The result is read
+row by row in the shape of the parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the
+tensors of all numbers, and `{i}` is the number of a layer, on both sides. Nothing else is evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = {
     "H": "head_dim",
     "F": "feed_forward_dim",
 }
-"""The letters of sizes, and the fields of the configuration that they are."""
+"""The letters of sizes, and the configuration's fields that they mean."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
 OF_FRAMES = {"M": "mel_bins"}
@@ -42,19 +42,19 @@ OF_RECURRENCES = {
     "S": "recurrent_key_dim",
     "V": "recurrent_value_dim",
 }
-"""The letters of sizes that some models have besides."""
+"""The letters of sizes that only some models have."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
 ABSENT = ""
-"""The line of a bias that the port has not, or that ours has not: it is 0."""
+"""The line of a bias that only the port or only the reference lacks: it is 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-"""A number that is a part of a name by itself, or an index."""
+"""A number that is a whole part of a name, or an index."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""A number that may be that of a layer: also behind an underscore, as in `h_0` of flax."""
+"""A number that may count layers, also after an underscore, as in `h_0` of flax."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -65,27 +65,27 @@ class AdapterError(PortError):
 
 @dataclass(frozen=True)
 class Selection:
-    """The numbers of tensors, end to end, that are a parameter of ours."""
+    """The numbers of concatenated tensors that are a parameter of the reference."""
 
     names: tuple[str, ...]
     index: np.ndarray | None
-    """Positions, in the order of our parameter; None: all, in order."""
+    """Positions, in the order of the parameter; None for all in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The numbers, flat unless they are selected."""
+        """Return the numbers, flat unless they are selected."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    """The letters of sizes that a configuration has, and their fields."""
+    """Return the letters of sizes that a configuration has, and their fields."""
     of_images = OF_IMAGES if config.reads_pixels else {}
     of_frames = OF_FRAMES if config.reads_frames else {}
     return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
 
 
 def sizes_of(config: TransformerConfig) -> dict[str, int]:
-    """The letters of sizes, as they are in a configuration."""
+    """Return the letters of sizes with their values in a configuration."""
     return {letter: getattr(config, field) for letter, field in letters_of(config).items()}
 
 
@@ -93,16 +93,16 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
     """Read a line: the tensors that it names, and the positions of its numbers.
 
     Args:
-        text: the tensor and the steps, with the number of the layer in place of `{i}`.
-        shapes: of the port's tensors.
+        text: the tensor and the steps, with the layer's number for `{i}`.
+        shapes: the shapes of the port's tensors.
         sizes: the values of letters.
 
-    Raises `AdapterError` for a tensor that there is not, and for steps that do not fit its shape.
+    Raises `AdapterError` for a missing tensor, and for steps that do not fit its shape.
     """
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:
-        raise AdapterError(f"{shown(text)} names {shown(name)}, which is no tensor of the port.")
+        raise AdapterError(f"{shown(text)} names {shown(name)}, which is not a tensor of the port.")
     shape = shapes[names[0]] if "{n}" not in name else (len(names), *shapes[names[0]])
     if not steps:
         return Selection(names, None)
@@ -119,12 +119,12 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """The name of a tensor, and the steps behind it; a name that ends like a step is a name."""
+    """Split a line into the name of a tensor and the steps; a name that ends like a step stays whole."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())
     if found is None:
-        raise AdapterError(f"{shown(text)} is no line of an adapter; expected the name of a tensor, then steps.")
+        raise AdapterError(f"{shown(text)} is not a line of an adapter; expected the name of a tensor, then steps.")
     name, steps = found["name"], found["steps"]
     longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]
     end = longer[-1] if longer else 0
@@ -132,7 +132,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """The tensors whose names have a number in place of `{n}`, in the order of the numbers."""
+    """Return the tensors whose names have a number for `{n}`, in the order of the numbers."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))
@@ -148,7 +148,7 @@ def _taken(value: np.ndarray, step: re.Match[str], sizes: Mapping[str, int]) -> 
 
 
 def _item(text: str, sizes: Mapping[str, int]) -> int | slice:
-    """A number, or a slice without a step."""
+    """Return a number, or a slice without a step."""
     if ":" not in text:
         return size_of(text, sizes)
     first, _, last = text.partition(":")
@@ -164,11 +164,11 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """A whole number in digits, letters, and `+ - * /`."""
+    """Evaluate a whole number in digits, letters, and `+ - * /`."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, sizes)
     except (SyntaxError, RecursionError):
-        raise ValueError(f"{text.strip()!r} is no size") from None
+        raise ValueError(f"{text.strip()!r} is not a size") from None
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
@@ -179,22 +179,22 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, sizes)
     if not isinstance(node, ast.BinOp):
-        raise ValueError(f"{ast.unparse(node)!r} is no size; expected numbers and {', '.join(sizes)}")
+        raise ValueError(f"{ast.unparse(node)!r} is not a size; expected numbers and {', '.join(sizes)}")
     one, other, compute = _value(node.left, sizes), _value(node.right, sizes), OPERATIONS.get(type(node.op))
     is_whole = not isinstance(node.op, ast.Div) or (other and one % other == 0)
     if compute is not None and is_whole:
         return compute(one, other)
-    raise ValueError(f"{ast.unparse(node)!r} is no whole number")
+    raise ValueError(f"{ast.unparse(node)!r} is not a whole number")
 
 
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
 
 Lines = dict[str, str]
-"""By the names of our parameters: where the port keeps them."""
+"""The port's place of each parameter, by the parameter's name."""
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
-    """Yield a line for all layers, from that of one: `{i}` is the number of the layer, `{i+1}` the one behind it."""
+    """Yield lines for all layers from the line of one: `{i}` is the layer's number, `{i+1}` the next one."""
     name, steps = parted(text, names)
     for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
@@ -205,12 +205,12 @@ def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
 
 
 def at_layer(template: str, layer: int) -> str:
-    """The line of one layer."""
+    """Return the line of one layer."""
     return re.sub(r"\{i(?:\+(\d+))?\}", lambda found: str(layer + int(found[1] or 0)), template)
 
 
 def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
-    """The lines with `{i}` in place of the number of the layer, where those of all layers are the same."""
+    """Return the lines with `{i}` for the number of the layer, where all layers have the same line."""
     found: Lines = {}
     for ours, text in lines.items():
         match = LAYER.match(ours)
@@ -231,7 +231,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """The line of a parameter, its own or that for all layers; None if there is none."""
+    """Return the line of a parameter, its own or the one for all layers, or None."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -1,1 +1,1 @@
-"""Modules of frameworks that are called in a way of their own: a file for each, behind one protocol."""
+"""Modules of frameworks with their own way to call a model: one file per framework, with a common protocol."""

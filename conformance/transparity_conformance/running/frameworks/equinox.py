@@ -1,4 +1,4 @@
-"""Modules of Equinox: written for one sequence, as its manual has it, or for a batch."""
+"""Modules of Equinox, written for one sequence, as its manual recommends, or for a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of a module in inference mode, mapped over the batch if it takes one sequence; what else it
-    offers is its own."""
+    """The forward pass of a module in inference mode, mapped over the batch if the module takes one sequence.
+
+    Other attributes are the module's own.
+    """
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
         self._model, self._config = model, config
@@ -40,7 +42,7 @@ class EquinoxForward:
 
 
 def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
-    """The arrays of a module in inference mode, and its call as a function of them."""
+    """Return the arrays of a module in inference mode, and its call as a function of them."""
     leaves, structure = jax.tree.flatten(eqx.nn.inference_mode(model))
     is_array = list(map(eqx.is_array, leaves))
 
@@ -55,9 +57,9 @@ def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
 def _as_its_users_do(
     call: Callable[..., Any], arrays: list[Any], args: list[Any], named: dict[str, Any], config: TransformerConfig
 ) -> Callable[..., Any]:
-    """The call, compiled; mapped over the batch if it takes one sequence; as it is if it cannot be traced.
+    """Compile the call; map it over the batch if it takes one sequence; leave it unchanged if it cannot be traced.
 
-    It takes one sequence if it refuses a batch, or if it answers a sequence with an axis less.
+    It takes one sequence if it rejects a batch, or if its answer for a sequence has one axis less.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
@@ -69,10 +71,10 @@ def _as_its_users_do(
 
 
 def _axes(call: Callable[..., Any], arrays: Any, args: Any, named: Any, config: TransformerConfig) -> int | None:
-    """The number of axes of the answer; None if the module raises."""
+    """Return the number of axes of the answer; None if the module raises."""
     try:
         answer = taps_in(eqx.filter_eval_shape(call, arrays, args, named), config).get("logits")
-    except Exception:  # noqa: BLE001 - whatever it raises, it takes no such arrays
+    except Exception:  # noqa: BLE001 - whatever it raises, it does not take such arrays
         return None
     return len(getattr(answer, "shape", ()))
 
@@ -85,7 +87,7 @@ forward_of = EquinoxForward
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating arrays by their path; one array in two places is one tensor, under its first name."""
+    """Yield the floating-point arrays by path; an array in two places is one tensor, under its first name."""
     places: dict[int, list[list[Any]]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
         if eqx.is_inexact_array(leaf) and leaf.size:
@@ -96,7 +98,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _step(key: Any) -> Any:
-    """An attribute, an index or a key."""
+    """Return an attribute, an index or a key."""
     return next(getattr(key, each) for each in ("name", "idx", "key") if hasattr(key, each))
 
 
@@ -114,7 +116,7 @@ def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:
 
 
 def _put(node: Any, path: list[Any], value: Any) -> Any:
-    """The node with a value at a path: changed where it is, frozen modules included, or made again if it is a tuple."""
+    """Put a value at a path: in place, also in frozen modules, or by a new tuple."""
     if not path:
         return value
     step, rest = path[0], path[1:]

@@ -1,4 +1,4 @@
-"""Models and layers of Keras 3, on whichever backend it runs."""
+"""Models and layers of Keras 3, on any of its backends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INPUTS = {
     "attention_mask": ("padding_mask",),
     "token_types": ("segment_ids",),
 }
-"""The names of the inputs of a functional model, beside `NAMES`."""
+"""Further names of the inputs of a functional model, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""Attributes in which Keras and PyTorch keep the layers that a model has."""
+"""Attributes in which Keras and PyTorch store the layers of a model."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """The forward pass of a model or a layer, called as `model(inputs)`, without gradients."""
+    """Return the forward pass of a model or a layer, called as `model(inputs)`, without gradients."""
     functional = [each.name for each in getattr(model, "inputs", None) or ()]
     parameters = _parameters(model)
     is_one = len(parameters) == 1 and len(config.input_names) > 1
@@ -47,10 +47,10 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating variables by the attributes that they are under, as in `blocks.0.attention.query.kernel`.
+    """Yield the floating-point variables by their attributes, as in `blocks.0.attention.query.kernel`.
 
-    A layer that is no attribute, as in a functional model, has its own name, with a number at its end as an index.
-    Those that Keras named, and numbered in the order in which a process makes them, are numbered from 0 in every model.
+    A layer that is no attribute, as in a functional model, has its own name, with a final number as an index. Keras
+    numbers its default names per process; here they are numbered from 0 in every model.
     """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):
@@ -61,7 +61,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _parameters(model: Any) -> list[str]:
-    """The names of what `call` takes, without what Keras itself gives it."""
+    """Return the names of the arguments of `call`, without Keras's own."""
     signature = signature_of(model.call)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
     names = [] if signature is None else [each.name for each in signature.parameters.values() if each.kind in plain]
@@ -69,7 +69,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
-    """The inputs of a functional model: its only one, or all by their names."""
+    """Return the inputs of a functional model: its only one, or all by name."""
     if len(names) == 1:
         return next(iter(given.values()))
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}
@@ -106,7 +106,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """The layers in a layer: those under its attributes, then others by their own names."""
+    """Return the layers in a layer: first the ones under its attributes, then others by their own names."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:
@@ -120,7 +120,7 @@ def _children(layer: Any) -> dict[str, Any]:
 
 
 def _name(layer: Any) -> str:
-    """The name that a layer was given: `block.3` for block_3, and `dense` for dense_3 of Keras' own numbering."""
+    """Return the name that a layer was given: `block.3` for block_3, and `dense` for Keras's automatic dense_3."""
     found = re.fullmatch(r"(.+)_(\d+)", layer.name)
     if found is None:
         return str(layer.name)
@@ -129,7 +129,7 @@ def _name(layer: Any) -> str:
 
 
 def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is under an attribute: itself, or the items of a list or a dict."""
+    """Yield the values under an attribute: the value itself, and the items of a list or a dict."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     yield name, value
     for key, item in items:

@@ -1,4 +1,4 @@
-"""Modules by framework: their protocol, the one that a function contains, and those of PyTorch in float64."""
+"""Modules by framework: their protocol, the module that a function contains, and PyTorch's modules in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.running.inputs import input_names, is_instance, set
 
 @dataclass(frozen=True)
 class ModuleTensor:
-    """A tensor, as NumPy reads and writes it."""
+    """A tensor that NumPy reads and writes."""
 
     read: Callable[[], np.ndarray]
     write: Callable[[np.ndarray], None]
@@ -29,36 +29,38 @@ class Kind(Protocol):
     """The modules of a framework."""
 
     def forward_of(self, model: Any, config: TransformerConfig) -> Callable[..., Any]:
-        """The forward pass `forward(**inputs)` of NumPy arrays, as the framework's users call a module."""
+        """Return the forward pass `forward(**inputs)` of NumPy arrays, as the framework's users call a module."""
 
     def tensors_of(self, model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-        """Yield the tensors that are learned, by their path in the module."""
+        """Yield the learned tensors, by their path in the module."""
 
 
 CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
-"""Package and class of modules, and the file here that is their `Kind`. Keras is first: on PyTorch, a layer is a
-`torch.nn.Module`, too."""
+"""Package and class of modules, and the file here that is their `Kind`.
+
+Keras comes first, because its layers on PyTorch are also `torch.nn.Module`.
+"""
 
 
 def kind_of(model: Any) -> Kind | None:
-    """The kind of a module; None if it is called with arrays in batches, like any function."""
+    """Return the kind of a module; None if it is called with arrays in batches, like any function."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """The forward pass of what `build(config, parameters)` returned: a module of a kind here is called as its own."""
+    """Return the forward pass of the result of `build(config, parameters)`, called in its framework's way."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
 
 def module_in(function: Any) -> Any:
-    """The module of PyTorch that a function is or holds; None if there is none."""
+    """Return the PyTorch module that a function is or contains, or None."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function and what it holds, the nearest first."""
+    """Yield a function and the objects it refers to, nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
@@ -76,7 +78,7 @@ def contents_of(function: Any) -> Iterator[Any]:
 
 
 def _named_by(function: Any) -> Iterator[Any]:
-    """Yield the modules of PyTorch and the functions of the same file that a function names."""
+    """Yield the PyTorch modules and the functions of the same file that a function names."""
     if not isinstance(function, FunctionType):
         return
     for name in function.__code__.co_names:
@@ -87,7 +89,7 @@ def _named_by(function: Any) -> Iterator[Any]:
 
 
 def is_module(port: Any) -> bool:
-    """Return whether a port is a module itself, and no function that makes one."""
+    """Return whether a port is a module, and not a function that returns one."""
     return any(
         is_instance(port, package, name)
         for package, name in (("torch.nn", "Module"), ("flax.nnx", "Module"), ("flax.linen", "Module"))
@@ -95,7 +97,7 @@ def is_module(port: Any) -> bool:
 
 
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
-    """A module of flax's linen as a pair (function, parameters), with parameters that it draws."""
+    """Return a flax linen module as a pair (function, parameters), with newly drawn parameters."""
     import jax
     import jax.numpy as jnp
 
@@ -114,7 +116,7 @@ def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def kept(port: Any) -> Iterator[None]:
-    """Put back, after the context, the weights and the mode of a module of PyTorch that a port is or holds."""
+    """Restore, after the context, the weights and the mode of the PyTorch module that a port is or contains."""
     module = module_in(port)
     if module is None:
         yield
@@ -130,14 +132,14 @@ def kept(port: Any) -> Iterator[None]:
 
 
 def widened(module: Any) -> Callable[[], None]:
-    """Turn a module of PyTorch to float64; return what undoes it."""
+    """Convert a PyTorch module to float64; return a function that undoes it."""
     undo = _undo(module, {})
     module.double()
     return undo
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """A function that gives a module the tensors that it has now, or their copies."""
+    """Return a function that restores a module's current tensors, or their copies."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -153,14 +155,14 @@ def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
 
 
 STATISTICS = ("running_mean", "running_var")
-"""Of a batch norm: buffers that are parameters of ours."""
+"""Buffers of a batch norm that are parameters of the reference."""
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
-    """The tensors of a module, or of nested dicts and lists, by name; none if there are none.
+    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty if there are none.
 
-    They are those that are learned: buffers (masks, rotary tables) are left out, but for the statistics of a batch
-    norm. Two names of one memory are one tensor, under its first name.
+    Buffers (masks, rotary tables) are left out, except for the statistics of a batch norm. Two names of one memory are
+    one tensor, under its first name.
     """
     if (kind := kind_of(model)) is not None:
         return dict(kind.tensors_of(model))
@@ -172,8 +174,10 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """The buffers of a module of PyTorch that are saved with it, and what it has frozen beside what is learned (the
-    sinusoids of Whisper); none of anything else."""
+    """Return the saved buffers of a PyTorch module and its frozen parameters, such as the sinusoids of Whisper.
+
+    Other modules have none.
+    """
     if not is_instance(model, "torch.nn", "Module"):
         return {}
     saved = model.state_dict(keep_vars=True)
@@ -187,13 +191,16 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """The tensors of the model that a function holds: itself, the object that it is a method of, its attributes, or
-    what it closes over or names."""
+    """Return the tensors of the model that a function refers to.
+
+    The model is the function itself, the object of a bound method, an attribute, or a variable that it closes over or
+    names.
+    """
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 
 def package_of(node: Any) -> str:
-    """The package of the first array in nested dicts and lists."""
+    """Return the package of the first array in nested dicts and lists."""
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         found = package_of(value) if isinstance(value, dict | list) else type(value).__module__.partition(".")[0]
         if found:
@@ -204,7 +211,7 @@ def package_of(node: Any) -> str:
 def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     every = list(model.named_parameters())
     trained = [(name, value) for name, value in every if value.requires_grad]
-    if not any(value.ndim > 1 for _, value in trained):  # made for inference, where all maps are frozen
+    if not any(value.ndim > 1 for _, value in trained):  # built for inference, where all maps are frozen
         trained = every
     buffers = [(name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS)]
     known = set()
@@ -256,7 +263,7 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
 
 
 def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """The arrays in nested dicts and lists, which are replaced where they are."""
+    """Yield the arrays in nested dicts and lists, which are replaced in place."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)

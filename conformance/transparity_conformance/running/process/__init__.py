@@ -1,1 +1,1 @@
-"""A port in a process of its own: started, asked over a pipe, and ended in time."""
+"""A port in its own process: start it, send requests over a pipe, and stop it in time."""

@@ -1,4 +1,4 @@
-"""A child process: of a port, which is sent requests, or a program on a bundle; stopped with all that it started."""
+"""A child process: a port that answers requests, or a program on a bundle; stopped with its descendants."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
-"""Seconds that a port has for the answer to one call, or a program for all of its work."""
+"""Seconds that a port has to answer one call, or a program to finish."""
 
 LONGEST_TIMEOUT = 1e6
-"""Eleven days: sockets wait for at most 2³¹ milliseconds."""
+"""Eleven days; sockets wait for at most 2³¹ milliseconds."""
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """A timeout, or the default for None; raises `UsageError` for one that never ends, such as NaN."""
+    """Return the timeout, or the default for None; raise `UsageError` for one that never ends, such as NaN."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -43,15 +43,15 @@ def checked_timeout(seconds: float | None) -> float:
 
 
 QUIET = {"TQDM_DISABLE": "1"}
-"""Variables without which a loader draws bars over our own line of progress; the user's environment overrides them."""
+"""Variables that hide a loader's progress bars; the user's environment overrides them."""
 
 
 class PortProcess:
-    """A process of a port, which answers one request after the other.
+    """A port's process, which answers one request after another.
 
     Args:
         spec, timeout, adapter: as for `ProcessGroup`.
-        environment: variables that the process has beside those of this one.
+        environment: variables added to this process's environment.
         who: the process in messages.
     """
 
@@ -86,7 +86,7 @@ class PortProcess:
         return self.process.poll() is None
 
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send a request, whose answer is to be `received`."""
+        """Send a request; `received` returns its answer."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
             self._send(0, "release", numbers)
@@ -97,11 +97,11 @@ class PortProcess:
         try:
             self.connection.settimeout(self.timeout)
             send_request(self.connection, (name, arguments, largest))
-        except OSError:  # the process has ended or does not read: reading its answer tells which
+        except OSError:  # the process has ended or does not read: reading its answer shows which
             pass
 
     def received(self, what: str, deadline: float | None = None) -> Any:
-        """The answer to a request, by the time `deadline`; None: within the timeout from now."""
+        """Return the answer to a request, by the time `deadline`; None for the timeout from here on."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
             kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
@@ -109,13 +109,13 @@ class PortProcess:
             self.stop()
             raise PortTimeoutError(
                 f"{self.who} gave no answer to {what} within {self.timeout:g} s and was stopped; --timeout gives it "
-                "more."
+                "more time."
             ) from None
         except (OSError, Closed):
             raise self._died(what) from None
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, MemoryError) as error:
             self.stop()
-            raise PortProcessError(f"{self.name} answered {what} with what is no answer: {error}.") from None
+            raise PortProcessError(f"{self.name} sent a malformed reply to {what}: {error}.") from None
         if kind == "returned":
             return content[0]
         if kind == "raised":
@@ -135,7 +135,7 @@ class PortProcess:
         return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
-        """A folder for files that the process reads; it is removed after the process has ended."""
+        """Return a folder for files that the process reads; it is removed after the process ends."""
         if not self.folders:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
@@ -153,7 +153,7 @@ class PortTimeoutError(PortProcessError):
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`, or `the signal 40` for a number without a name."""
+    """Return the name of a signal, such as `SIGKILL`, or `the signal 40` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -161,7 +161,7 @@ def signal_name(number: int) -> str:
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all processes that it started: one that lives on could still be writing."""
+    """Kill a process and all its descendants; a survivor could still write."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -171,10 +171,10 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
 
 
 PATIENCE = 0.02
-"""Seconds between looks at programs that run."""
+"""Seconds between checks of running programs."""
 
 TAIL = 2000
-"""Bytes that are kept of the end of a program's standard error."""
+"""Bytes kept from the end of a program's standard error."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Completed:
     actual: Path
     """The file that it should have written."""
     failure: str | None
-    """The reason of its failure, in one sentence; None if it ended with the exit code 0."""
+    """The reason of its failure, as a sentence; None if the exit code is 0."""
 
 
 def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Completed:
@@ -205,8 +205,10 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
 def run_together(
     command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
 ) -> list[Completed]:
-    """Run a program several times at once, each with a file of its own to write and its own environment; when one
-    fails, the others, which may wait for it, are stopped. Otherwise as `run_command`."""
+    """Run a program several times at once, each with its own output file and environment; otherwise as `run_command`.
+
+    If one fails, the others are stopped, because they may wait for it.
+    """
     programs: list[_Program] = []
     try:
         for number, (actual, environment) in enumerate(copies):
@@ -253,7 +255,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """The end of the program, which is that of the `first` that failed if it waited for it."""
+        """Return the end of the program; if it waited for the `first` that failed, return that one's."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)
@@ -267,7 +269,7 @@ class _Program:
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
-    """The command as a program and its arguments."""
+    """Return the command as a program and its arguments."""
     try:
         parts = shlex.split(command)
     except ValueError as error:
@@ -283,7 +285,7 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
 
 
 class _Tail:
-    """The end of a stream that is read in a thread; the rest is thrown away, for it may be without end."""
+    """The end of a stream that is read in a thread; the rest is discarded, because the stream may be endless."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.content = b""
@@ -297,7 +299,7 @@ class _Tail:
                 self.content = (self.content + chunk)[-TAIL:]
 
     def last_line(self) -> str:
-        """The last line that is not empty, as printable characters."""
+        """Return the last nonempty line, in printable characters."""
         self.thread.join(1)
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""

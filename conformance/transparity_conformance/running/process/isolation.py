@@ -1,7 +1,7 @@
-"""A port in a process of its own, which owes an answer to every call.
+"""A port in its own process, from which every call expects an answer.
 
-Exits, signals, closed streams and patched globals of the port stay in its process. It is stopped, with all processes
-that it started, if it gives no answer in time and when the check ends.
+Exits, signals, closed streams and patched globals of the port stay in its process. The process and its descendants are
+stopped if an answer is late, and when the check ends.
 """
 
 from __future__ import annotations
@@ -45,19 +45,18 @@ def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None)
 def isolated_build(
     spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
 ) -> IsolatedBuild:
-    """Start a process, or one for each of several ranks, for the port `spec` (`file.py:build`); return its `build`.
+    """Start a process, or one per rank, for the port `spec` (`file.py:build`); return its `build`.
 
-    With the file of an `adapter`, `spec` makes a model; with an empty one, that model keeps its own weights.
-
-    The process loads the port while the checker goes on. The first use raises `LoadError` if there is no such port;
-    calls raise `PortCallError` for what the port raises, and `PortProcessError` if its process ends, or gives no
-    answer within `timeout` seconds.
+    With the file of an `adapter`, `spec` builds a model; with an empty one, that model keeps its own weights. The
+    process loads the port in the background. The first use raises `LoadError` if the port does not exist. Calls raise
+    `PortCallError` for the port's exceptions. They raise `PortProcessError` if the process ends, or gives no answer
+    within `timeout` seconds.
     """
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:
-    """The name under which another process can import a function; raises `PortError` if there is none."""
+    """Return the name under which another process can import a function; raise `PortError` if that is impossible."""
     if isinstance(build, str):
         return build
     name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
@@ -100,7 +99,7 @@ class RemoteForward(RemotePort):
         return _signature(self._described)
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the forward pass, whose answer is at most as large as all of its taps."""
+        """Run the forward pass; its answer is at most as large as all taps together."""
         config, largest = self._config, None
         if config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
@@ -115,14 +114,14 @@ class RemoteForward(RemotePort):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Listen in the port's process, to values of half an answer's size."""
+        """Record the operations in the port's process, with values of up to half an answer's size."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
         try:
             result, operations = answer[0], received(answer[1])
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             self._process.stop()
-            raise PortProcessError(f"The port's process described operations that are none: {error}.") from None
+            raise PortProcessError(f"The port's process sent malformed operations: {error}.") from None
         _keep_track(self._process, result)
         return result, operations
 
@@ -137,33 +136,33 @@ class IsolatedModel(RemoteForward):
     """A model in another process, whose tensors are read and written."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The tensors by name; raises `PortProcessError` if they are none."""
+        """Return the tensors by name; raise `PortProcessError` for a malformed reply."""
         return self._arrays("tensors")
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """The buffers by name; raises `PortProcessError` if they are none."""
+        """Return the buffers by name; raise `PortProcessError` for a malformed reply."""
         return self._arrays("buffers")
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError(f"The port's process answered {what} with what are no arrays.")
+            raise PortProcessError(f"The port's process answered {what} without arrays.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write into tensors or buffers."""
+        """Write `values` into tensors or buffers."""
         self.asked("assign", dict(values))
 
     def inputs(self) -> dict[str, str]:
-        """Its own name of each of its inputs."""
+        """Return the model's name of each input."""
         return {str(ours): str(name) for ours, name in dict(self.asked("inputs")).items()}
 
     def widen(self) -> bool:
-        """Go on in float64, if it can."""
+        """Switch to float64; return whether that succeeded."""
         return bool(self.asked("widen"))
 
     def narrow(self) -> None:
-        """Go back to the precision that it had."""
+        """Return to the original precision."""
         self.asked("narrow")
 
 
@@ -179,19 +178,19 @@ class IsolatedBuild:
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether it is an artefact, to which no weights are sent."""
+        """Return whether it is an artefact, to which no weights are sent."""
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """The same port as a loader of folders of the family, or as a `build` for None."""
+        """Return the same port as a loader of folders of the family, or as a `build` for None."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
-        """The same port in another process, or in several."""
+        """Return the same port in another process, or in several."""
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """The same loader of folders with a change."""
+        """Return the same loader for changed folders."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:
@@ -199,7 +198,7 @@ class IsolatedBuild:
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """The calls that an artefact takes, as fields of `Limits`."""
+        """Return the calls that an artefact takes, as fields of `Limits`."""
         return dict(self.process.answer("what it takes", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemoteForward:
@@ -210,8 +209,10 @@ class IsolatedBuild:
         return forward
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemoteForward:
-        """The forward pass of what a loader makes of a folder, or of a module that is made, and filled if its tensors
-        have the names of `weights`; it takes inputs by its own names."""
+        """Return the forward pass of a loaded folder, or of a built module; inputs have the model's own names.
+
+        The module's tensors are filled if their names are equal to those in `weights`.
+        """
         what = "load(folder)" if folder is not None else "making the module"
         number, _ = self.process.loaded()
         made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
@@ -220,14 +221,14 @@ class IsolatedBuild:
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """The model that a port makes, which keeps its own weights; one that takes parameters is given these.
+        """Return the model that a port builds with its own weights; one that takes parameters receives `parameters`.
 
-        Without a configuration its inputs are those that it takes.
+        Without a configuration, the model determines its inputs.
         """
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
-        """Build a port: its handle, its signature, and those of the methods that it offers."""
+        """Build a port; return its handle, its signature, and the signatures of the methods that it offers."""
         process = self.process
         number, _ = process.loaded()
         family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
@@ -241,26 +242,26 @@ class IsolatedBuild:
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port; a function of its own, as what refers to a port keeps it in its process."""
+    """Call a method of a built port; a module-level function, so that it does not keep the port alive."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Let a port's process forget the objects of an answer when the checker does."""
+    """Make a port's process forget the objects of an answer when the checker does."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:
-    """The item of the result of a method that stays in the port's process."""
+    """Return the item of a method's result that stays in the port's process."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 
 def _signature(described: Any) -> inspect.Signature:
-    """The signature that the port's process described; raises `TypeError` if the function has none."""
+    """Return the signature that the port's process described; raise `TypeError` if the function has none."""
     if described is None:
         raise TypeError("a function without a signature")
     empty = inspect.Parameter.empty

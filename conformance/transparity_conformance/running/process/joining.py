@@ -1,6 +1,6 @@
-"""The answers of all ranks as one: arrays are joined by their placements, all else has to be the same.
+"""Join the answers of all ranks: arrays by their placements; everything else must be equal.
 
-Of the operations, those count that have the same value on every rank: a shard may have the shape of another activation.
+Operations are kept only if their value is equal on every rank, because a shard may have another activation's shape.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas of a value that are not the same, on the call where they are farthest apart."""
+    """Replicas of a value that differ, in the call where the difference is largest."""
 
     name: str
     relative: float
-    """How far they are apart, as a share of the largest number."""
+    """The difference relative to the largest number."""
     gap: float
     ranks: tuple[int, int]
 
 
 @dataclass
 class Differing:
-    """All replicas that were not the same to the bit."""
+    """All replicas that were not bitwise equal."""
 
     worst: dict[str, Replicas] = field(default_factory=dict)
     last: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """Of the last call, by name: the value of each rank."""
+    """The value of each rank in the last call, by name."""
 
     def note(self, name: str, values: Sequence[Any], gap: float, rank: int) -> None:
-        """Keep replicas that differ."""
+        """Record replicas that differ."""
         numbers = [np.asarray(value) for value in values if value is not None]
         self.last[name] = numbers
         largest = float(np.abs(np.nan_to_num(numbers[0])).max(initial=0.0))
@@ -62,14 +62,14 @@ class RankHandle(Handle):
 def joined(
     name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing, depth: int = 0
 ) -> Any:
-    """The answer of all ranks.
+    """Return the joined answer of all ranks.
 
     Args:
-        name: of the value: a tap, a parameter, or the method that returned it.
-        answers: by rank.
+        name: the name of the value: a tap, a parameter, or the method that returned it.
+        answers: the answers by rank.
         sharding: the declared placements.
-        shapes: the shapes that are expected, by name.
-        differing: receives the replicas that are not the same.
+        shapes: the expected shapes, by name.
+        differing: receives the replicas that differ.
 
     Raises `PortError` for answers that do not fit together.
     """
@@ -103,7 +103,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _same(name: str, answers: Sequence[Any]) -> Any:
-    """The answer that all ranks gave."""
+    """Return the answer that all ranks gave."""
     for rank, answer in enumerate(answers):
         if type(answer) is not type(answers[0]) or answer != answers[0]:
             raise PortError(
@@ -117,19 +117,21 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """What is whole of the operations of built ports: told on the first call, as short ones have shards that are the
-    same by chance."""
+    """The operations of built ports with equal values on all ranks.
+
+    The first call decides, because shards of short inputs may be equal by chance.
+    """
 
     def __init__(self) -> None:
         self.told: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """The operations of the first rank that have the same values on all; data flows through the others.
+        """Return the first rank's operations with equal values on all ranks; data flows through the others.
 
-        Ranks that do different work, as stages of a pipeline, have whole values of their own.
+        Ranks that do different work, such as pipeline stages, have whole values of their own.
 
         Args:
-            number: the built port's.
+            number: the number of the built port.
             by_rank: the operations of one call, by rank.
         """
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]

@@ -1,6 +1,6 @@
-"""The processes of a port, asked together: to the rest of the checker, ranks are one port.
+"""The processes of a port, called together: to the rest of the checker, several ranks are one port.
 
-A port is stopped, with all processes that it started, if it gives no answer in time and when the check ends.
+A port and its descendants are stopped if an answer is late, and when the check ends.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ProcessGroup:
     Args:
         spec: `file.py:build` or `module:build`.
         timeout: seconds for an answer.
-        adapter: the file of an adapter; an empty one: the port makes a model that keeps its own weights.
+        adapter: the file of an adapter; empty if the port builds a model with its own weights.
         ranks: the number of processes.
-        is_launched: whether they have a rank in their environment, and answers are joined; else there is one process.
+        is_launched: whether the environment contains a rank, and answers are joined; otherwise there is one process.
     """
 
     def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
@@ -60,7 +60,7 @@ class ProcessGroup:
             self.alone.stop()
 
     def load(self, spec: str) -> None:
-        """Go on with another port in the same processes, and in that of one rank."""
+        """Load another port in the same processes."""
         self.loaded()
         for process in self.processes:
             process.ask("loading the port", "load", spec, self.adapter)
@@ -75,7 +75,7 @@ class ProcessGroup:
         return all(process.is_running for process in self.processes)
 
     def loaded(self) -> tuple[int, Any]:
-        """The number of the port's function and its signature; raises `LoadError` if there is none."""
+        """Return the number of the port's function and its signature; raise `LoadError` if it does not exist."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
@@ -85,7 +85,7 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """The answer to a request, of at most `largest` bytes; `what` names the request in messages."""
+        """Return the answer to a request, of at most `largest` bytes; `what` names the request in messages."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
@@ -99,7 +99,7 @@ class ProcessGroup:
         return self._joined(what, answers, arguments) if name == "call" else answers[0]
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """What `build` returned on every rank; the placements that it declares are kept."""
+        """Return the first rank's result of `build`, and record the placements that it declares."""
         numbers = [answer[0] for answer in answers]
         if None in numbers:
             return answers[numbers.index(None)]
@@ -126,24 +126,24 @@ class ProcessGroup:
         return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
 
     def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
-        """The answers of all ranks to a request."""
+        """Return the answers of all ranks to a request."""
         for rank, process in enumerate(self.processes):
             given = _of_rank(arguments, rank) if self.is_launched else arguments
             process.ask(what, name, *given, largest=largest)
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """The answers of all ranks, in whatever order they come: a rank may wait for another."""
+        """Return the answers of all ranks, received in any order, because a rank may wait for another."""
         try:
             return SharedCall(self.processes, what).answers()
-        except PortCallError:  # all are still there
+        except PortCallError:  # all processes still run
             raise
         except BaseException:
             self.stop()
             raise
 
     def folder(self) -> str:
-        """A folder for files that the processes read."""
+        """Return a folder for files that the processes read."""
         return self.processes[0].folder()
 
     def offers(self, forward: Any, name: str) -> bool:
@@ -151,15 +151,15 @@ class ProcessGroup:
         return all(self._asked("what it offers", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        """The answers of a method of a built port, by rank."""
+        """Return the answers of a method of a built port, by rank."""
         return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
-        """The ranks of a built port, and the placements that it declares."""
+        """Return the ranks of a built port and the placements that it declares."""
         return self.shardings.get(handle.number, ALONE)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """What should have been the same on all ranks in the last call, and was not."""
+        """Return the replicas that differed in the last call."""
         return self.differing.last
 
     def handle(self, number: int) -> Handle:
@@ -167,7 +167,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Let the processes forget an object when the checker does."""
+        """Make the processes forget an object when the checker does."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -175,7 +175,7 @@ class ProcessGroup:
 
 
 def _of_rank(value: Any, rank: int) -> Any:
-    """A request as one rank receives it: with its own objects."""
+    """Return a request as one rank receives it: with its own objects."""
     if isinstance(value, RankHandle):
         return value.handles[rank]
     if isinstance(value, dict):
@@ -186,18 +186,18 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:
-    """The port in other processes, without the options that are bound to it."""
+    """Return the port in other processes, without the options bound to it."""
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
 
 
 def ranks_of(build: Callable[..., Any]) -> int:
-    """The ranks that a port runs on."""
+    """Return the number of ranks that a port runs on."""
     group = group_of(build)
     return 1 if group is None else group.ranks
 
 
 def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
-    """The processes of a port on ranks; None for any other port."""
+    """Return the processes of a port on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)
     return process if isinstance(process, ProcessGroup) and process.is_launched else None
 
@@ -209,11 +209,12 @@ LOCAL = {
     "GLOO_SOCKET_IFNAME": "lo",
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
 }
-"""Variables that keep what they are set to: threads as `torchrun` sets them, and collectives over the loopback."""
+"""Variables that existing settings override: threads as `torchrun` sets them, and collectives over the loopback."""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """The variables of each rank: those of `torchrun`, and the coordinator of `jax.distributed.initialize`."""
+    """Return the variables of each rank: the ones of `torchrun`, and the coordinator of
+    `jax.distributed.initialize`."""
     with socket.socket() as one, socket.socket() as other:  # two ports that nothing listens on
         for each in (one, other):
             each.bind((ADDRESS, 0))
@@ -230,10 +231,10 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""Seconds beyond those that the first rank took to fail, after which the others are taken to wait for it."""
+"""Seconds after a rank failed, in addition to its own time, until the others are assumed to wait for it."""
 
 PATIENCE = 0.5
-"""Seconds without an answer after which it is asked whether every process still runs."""
+"""Seconds without an answer until the processes are checked."""
 
 
 class SharedCall:
@@ -246,7 +247,7 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Wait for every rank, or until those that are left wait for one that failed; return these."""
+        """Wait for every rank, or until the remaining ones wait for one that failed; return these."""
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:
@@ -263,7 +264,7 @@ class SharedCall:
         return list(waiting)
 
     def answers(self) -> list[Any]:
-        """The answers by rank; raises the error of the rank that failed first of all."""
+        """Return the answers by rank; raise the error of the rank that failed first."""
         if len(self.processes) == 1 and self.errors:
             raise self.errors[0]
         if not self.errors:
@@ -284,13 +285,13 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """The sentence for ranks that gave no answer in time."""
+        """Return the sentence for ranks that gave no answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (
             f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "
-            f"{process.timeout:g} s{others} and all were stopped; a collective that not every rank enters waits for "
-            "ever, and --timeout gives a slow port more."
+            f"{process.timeout:g} s{others} and all were stopped. A collective that not every rank enters never ends; "
+            "--timeout gives a slow port more time."
         )
 
 

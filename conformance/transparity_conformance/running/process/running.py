@@ -1,4 +1,4 @@
-"""A port in this process: built, and run on probes; every call of it goes through `call_port`."""
+"""Build a port in this process and run it on probes; every call of it uses `call_port`."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
-"""Bytes that an answer may have beyond those of its taps, so that a wrong shape is reported as such."""
+"""Bytes that an answer may have in addition to its taps, so that a wrong shape is reported as such."""
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
 def in_precision(build: Port, dtype: str) -> Port:
-    """`build` with its `dtype`, if it takes one as our own backends do, by name; else the port has its own."""
+    """Bind `dtype` in a `build` that takes one by name, as the installed backends do; other ports keep their own."""
     signature = signature_of(build)
     if signature is None:
         return build
     parameter = signature.parameters.get("dtype")
-    # a default of its own may be None, as our backends have it: then the annotation tells
+    # the default may be None, as in the installed backends; then the annotation decides
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
@@ -62,8 +62,11 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """What a port is built from: copies of the parameters; for a loader, the checkpoint's own folder where a copy in
-    float32 does not fit; nothing for an artefact, which has its own."""
+    """Return what a port is built from: copies of the parameters.
+
+    A loader gets the checkpoint's own folder if a float32 copy does not fit. An artefact has its own weights and gets
+    nothing.
+    """
     if getattr(_inner(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(_inner(build), "process"):
@@ -79,7 +82,7 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """The family of the folders that a loader reads; None for another port."""
+    """Return the family of the folders that a loader reads; None for another port."""
     return getattr(_inner(build), "model_type", None)
 
 
@@ -88,7 +91,7 @@ def _inner(build: Port) -> Any:
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A line on a checkpoint's own folder, where a loader is given that."""
+    """Return a line on a checkpoint's own folder, if a loader received it."""
     if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
@@ -99,12 +102,12 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
 
 
 class RemotePort:
-    """A built port that does not run in this process, and listens where it runs."""
+    """A built port that runs in another process and records its operations there."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """The result of a method, or of a forward pass for an empty one, and its operations."""
+        """Return the result of a method, or of a forward pass if empty, and its operations."""
         raise NotImplementedError
 
     def offers(self, name: str) -> bool:
@@ -112,25 +115,26 @@ class RemotePort:
         raise NotImplementedError
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        """The result of a method."""
+        """Return the result of a method."""
         raise NotImplementedError
 
     def sharding(self) -> Sharding:
-        """The ranks that it runs on, and its placements."""
+        """Return the ranks that it runs on, and its placements."""
         return ALONE
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """What should have been the same on all ranks in the last call, and was not: the value of each rank."""
+        """Return the values that differed between ranks in the last call, by rank."""
         return {}
 
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
-    """The ranks of a built port."""
+    """Return the ranks of a built port."""
     return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; its taps by name as NumPy arrays. Shapes are checked later, names and kinds here."""
+    """Run a port on a probe; return its taps by name as NumPy arrays. Names and kinds are checked here, shapes
+    later."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
@@ -139,9 +143,9 @@ def run_listening(
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe, here or in its own process; return its taps, and its operations in order.
 
-    A port in a process of its own is listened to in all frameworks that are imported there. Operations whose values
-    would go beyond half of the largest answer of a process are left out. The taps may differ in rounding from those of
-    `run` where listening turns a compiler off (`jit`, `torch.compile`). What is in a buffer is cut to the sequence.
+    A port in its own process is recorded in all frameworks imported there. Operations whose values exceed half of the
+    largest answer are left out. The taps may round differently from `run` if recording disables a compiler (`jit`,
+    `torch.compile`). Buffers are cut to the sequence.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
@@ -150,8 +154,10 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """The result of a method of a built port, or of a forward pass for an empty one, and its operations, integers and
-    bools among them. Raises `PortError` for what the port raises."""
+    """Return the result of a method of a built port (empty: the forward pass), and its operations, including integers.
+
+    Raise `PortError` for the port's exceptions.
+    """
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
@@ -162,7 +168,7 @@ def offers(forward: Any, method: str) -> bool:
 
 
 def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
-    """The result of a method of a built port, or of a forward pass for an empty one."""
+    """Return the result of a method of a built port, or of a forward pass if empty."""
     if isinstance(forward, RemotePort) and method:
         return forward.asked(method, *args, **named)
     return call_port(getattr(forward, method) if method else forward, *args, **named)
@@ -185,8 +191,7 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """The result of a function and its operations; what it writes into, such as a cache, is copied for the
-    rehearsal."""
+    """Return the result of a function and its operations; the rehearsal gets copies of arguments such as a cache."""
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),
@@ -198,7 +203,7 @@ def listen_once(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """The result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
+    """Return the result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)
@@ -210,7 +215,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """The taps that a port returned, or its logits alone."""
+    """Return the taps that a port returned, or only its logits."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
@@ -219,7 +224,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
         some = ", ".join([*known][:4])
-        raise PortError(f"forward returned {shown(strange[0])}, which is no tap; the taps are {some}, … and logits.")
+        raise PortError(f"forward returned {shown(strange[0])}, which is not a tap; the taps are {some}, … and logits.")
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     result = probe.room()
@@ -230,13 +235,17 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:
-    """A tap in float64; a view of one number may have any shape, so that its size is checked before it is copied."""
+    """Return a tap in float64; its size is checked before copying, because a view of one number may have any shape."""
     try:
         array = call_port(as_numbers, value)
     except PortCallError as error:
-        raise PortError(f"{name} is {shown(value)}, no array of numbers ({safe(error, MESSAGE)}).") from None
+        raise PortError(
+            f"{name} is {shown(value)}, which is not an array of numbers ({safe(error, MESSAGE)})."
+        ) from None
     if array.dtype.kind not in "fiu":
-        raise PortError(f"{name} is {shown(value)}, no array of numbers: its dtype is {safe(array.dtype, VALUE)}.")
+        raise PortError(
+            f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
+        )
     if array.size > most:
         raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
     return np.array(array, np.float64)

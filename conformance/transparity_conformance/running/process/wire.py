@@ -1,8 +1,7 @@
 """Messages between the checker and the process of a port.
 
-The checker may send anything: it is trusted, so its messages are pickled. A port's answers are JSON and the bytes of
-arrays, which cannot run code in the checker; an object that is neither stays in the port's process, and the checker
-gets its number.
+The checker is trusted, so its messages are pickled. A port's answers are JSON and the bytes of arrays, which cannot run
+code in the checker. Any other object stays in the port's process, and the checker gets its number.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ HEADER = struct.Struct("<QQ")
 """The lengths of the JSON and of the arrays' bytes."""
 
 LARGEST_TEXT = 2**26
-"""Bytes of JSON in an answer; arrays are not part of it."""
+"""The most bytes of JSON in an answer, without arrays."""
 
 LARGEST_IN_MEMORY = 2**26
-"""Bytes of the arrays in an answer that is held in memory; those of a larger one are written to a file."""
+"""The most bytes of an answer's arrays in memory; larger answers are written to a file."""
 
 PATIENCE = 1.0
-"""Seconds without a byte after which the checker looks whether the port's process still runs."""
+"""Seconds without a byte until the checker tests whether the port's process still runs."""
 
 DEPTH = 8
-"""Containers within containers in an answer; a deeper one stays in the port's process."""
+"""The most nested containers in an answer; deeper ones stay in the port's process."""
 
 
 class Closed(Exception):  # noqa: N818 - no error of ours
@@ -80,10 +79,10 @@ def receive_request(connection: socket.socket) -> Any:
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """An answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
+    """Return an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
 
-    Raises `ValueError` for arrays of more than `largest` bytes, before any is copied: one of petabytes costs a port
-    nothing while it is a view of one number.
+    Raise `ValueError` for arrays of more than `largest` bytes before copying any: a view of one number may have
+    petabytes.
     """
     encoder = _Encoder(keep, largest)
     return json.dumps(encoder.node(answer)).encode(), encoder.arrays
@@ -100,9 +99,9 @@ def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]
 def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
     """Receive an answer, in the checker.
 
-    Raises `Closed` if the port's process has ended, `TimeoutError` after `deadline` (of `time.monotonic`), and
-    `ValueError` for more than `largest` bytes of arrays or for bytes that are no answer. `is_running` is asked now and
-    then: a process that the port's has forked keeps the connection open.
+    Raise `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raise
+    `ValueError` for a malformed answer, or for more than `largest` bytes of arrays. `is_running` is called repeatedly,
+    because a fork of the port's process keeps the connection open.
     """
     receive = functools.partial(_received, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(receive(HEADER.size))
@@ -147,19 +146,19 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Bytes of arrays in one answer: an eighth of the machine's memory, as float64 takes twice as much as float32."""
+    """Return the most bytes of arrays in one answer: an eighth of the memory, because float64 doubles float32."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
 class _Encoder:
-    """An answer as a tree of JSON, and its arrays apart from it."""
+    """An answer as a JSON tree, with separate arrays."""
 
     def __init__(self, keep: Callable[[Any], int], largest: int) -> None:
         self.keep, self.largest, self.taken = keep, largest, 0
         self.arrays: list[np.ndarray] = []
 
     def node(self, value: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value; what cannot be sent stays, and its number is sent."""
+        """Return the JSON of a value; an object that cannot be sent stays, and its number is sent."""
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}
         if isinstance(value, float):
@@ -183,7 +182,7 @@ class _Encoder:
 
 
 def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:
-    """The next array, of the dtype `code` and the shape `sizes`."""
+    """Return the next array, of the dtype `code` and the shape `sizes`."""
     dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
     if dtype.kind not in "fiub" or any(size < 0 for size in shape):
         raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
@@ -191,7 +190,7 @@ def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:
 
 
 def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """The answer that `node` describes; if it is a dictionary of arrays, `store` makes that."""
+    """Return the answer that `node` describes; `store` creates a dictionary of arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
@@ -213,7 +212,7 @@ def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth:
 
 
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Names, sources and inputs in tables, for there are many operations and few lines; and the values."""
+    """Return operations in tables of names, sources and inputs, because many operations share few lines."""
     names: dict[Hashable, int] = {}
     sources: dict[tuple[Source, Any], int] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -234,9 +233,9 @@ def described(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def received(answer: Any) -> list[Operation]:
-    """The operations that a port's process described, which is not trusted.
+    """Return the operations that a port's process, which is not trusted, described.
 
-    Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` for what describes none.
+    Raise `ValueError`, `TypeError`, `LookupError` or `OverflowError` for a malformed description.
     """
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [
@@ -253,7 +252,7 @@ def received(answer: Any) -> list[Operation]:
 
 
 def _pair(columns: Any) -> tuple[int, int] | None:
-    """Start and end of an expression in its line."""
+    """Return the start and end of an expression in its line."""
     if columns is None:
         return None
     start, end = columns
@@ -261,7 +260,7 @@ def _pair(columns: Any) -> tuple[int, int] | None:
 
 
 def _item(items: Sequence[Any], index: Any) -> Any:
-    """The item at an index from the front."""
+    """Return the item at a nonnegative index."""
     if int(index) < 0:
         raise IndexError(f"the number {index} of a line")
     return items[int(index)]
@@ -275,7 +274,7 @@ def _value(value: Any) -> np.ndarray:
 
 
 def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    """The inputs of an operation, all of which ran before it."""
+    """Return the inputs of an operation, all of which ran before it."""
     if not ((inputs >= 0) & (inputs < index)).all():
         raise ValueError(f"operation {index} with the inputs {inputs.tolist()}")
     return tuple(inputs.tolist())

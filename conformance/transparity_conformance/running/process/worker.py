@@ -1,6 +1,6 @@
 """The process of a port: `python -m transparity_conformance.running.process.worker DESCRIPTOR`, started by `isolation`.
 
-It loads the port, calls it as the checker asks, and sends what it returns. It judges nothing.
+It loads the port, calls it on request, and sends the results. It judges nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from transparity_conformance.running.process.wire import (
 
 
 class Worker:
-    """The port's objects by number, and the calls that the checker may ask for."""
+    """The port's objects by number, and the calls that the checker may request."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -66,8 +66,7 @@ class Worker:
     def load(self, spec: str, adapter: str | None = None) -> Any:
         """Load the function or the artefact that `spec` names; return its number and its signature.
 
-        With the file of an `adapter` it makes models, whose tensors are ours by that; with an empty one, which keep
-        their own.
+        With the file of an `adapter`, it builds models with the given parameters; with an empty one, with their own.
         """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
@@ -76,24 +75,24 @@ class Worker:
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
-        """The calls that an artefact takes."""
+        """Return the calls that an artefact takes."""
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`; the item `stays` of a sequence that it returns stays here."""
+        """Call an object, or its method `attribute`; the item `stays` of a returned sequence stays here."""
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
         config = self.configs.get(number)
-        if not attribute and config is not None:  # a forward pass: what it returns may hold more than its taps
+        if not attribute and config is not None:  # a forward pass may return more than its taps
             return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
-        """The placements that a built port on several ranks declares, as JSON values."""
+        """Return the placements that a built port on several ranks declares, as JSON values."""
         declared = getattr(self.objects[number], "placements", {})
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
@@ -102,8 +101,10 @@ class Worker:
         return has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
-        """Call an object or its method as `call` does; return its result and its operations, with integers and bools
-        for `whole_numbers`. An artefact tells its operations itself, and has none of the latter."""
+        """Call an object or its method as `call` does; return its result and its operations.
+
+        `whole_numbers` includes integers and bools. An artefact reports its own operations, without these.
+        """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
             call = functools.partial(self.call, number, attribute, stays=stays)
@@ -122,9 +123,9 @@ class Worker:
     ) -> Any:
         """Build a port; return its number, its signature, and the signatures of the methods it offers.
 
-        With a `family`, a folder for temporary files and a change of what is written there, the object `number` is the
-        loader of hub folders. There is no number but what was built if it is no function, and a sentence and None if
-        nothing was built.
+        `family` is the model type, a folder for temporary files, and a change to them; the object `number` is then a
+        loader of hub folders. If the result is no function, return None and its description. If building failed, return
+        None, a sentence and None.
         """
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
         if family is None:
@@ -142,9 +143,11 @@ class Worker:
         return kept, described_signature(forward), offered
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Call a loader with a folder, or what makes a module, whose tensors are then `weights` if they have equal
-        names; return the number of its forward pass, which takes inputs by their names, its signature, and whether
-        the names are equal."""
+        """Call a loader with a folder, or a function that builds a module, and fill its tensors if the names are equal.
+
+        Return the number of its forward pass, which takes inputs by their names, its signature, and whether the names
+        are equal.
+        """
         made = self.objects[number](*([] if folder is None else [folder]))
         is_filled = weights is None or filled_by_name(made, weights)
         forward = called_by_its_names(made)
@@ -153,7 +156,7 @@ class Worker:
         return self.keep(forward), described_signature(forward), is_filled
 
     def release(self, numbers: list[int]) -> None:
-        """Forget objects that the checker no longer has."""
+        """Forget objects that the checker has released."""
         for number in numbers:
             self.objects.pop(number, None)
             self.configs.pop(number, None)
@@ -169,14 +172,14 @@ class Worker:
 
 
 def _in_memory(parameters: Any) -> Any:
-    """Parameters as arrays; those of a large checkpoint come as matrices in its files."""
+    """Return parameters as arrays; a large checkpoint's are matrices in its files."""
     if not isinstance(parameters, dict):
         return parameters
     return {name: np.asarray(value) if isinstance(value, Mapped) else value for name, value in parameters.items()}
 
 
 def described_signature(function: Callable[..., Any]) -> Any:
-    """The parameters of a function as lists of name, kind, text of the annotation, and default; None if it has none."""
+    """Return the parameters of a function as lists of name, kind, annotation and default; None without a signature."""
     signature = signature_of(function)
     if signature is None:
         return None
@@ -194,7 +197,7 @@ def described_signature(function: Callable[..., Any]) -> Any:
 def _described_method(forward: Any, name: str) -> Any:
     try:
         return described_signature(call_port(getattr, forward, name))
-    except PortCallError:  # the call will raise it, too
+    except PortCallError:  # the call will raise it too
         return None
 
 
@@ -211,13 +214,13 @@ def serve(connection: socket.socket) -> None:
             parts = encoded(answer, worker.keep, largest)
         except LoadError as error:
             parts = encoded(("refused", str(error)), worker.keep, largest)
-        except BaseException as error:  # noqa: BLE001 - whatever a port raises, exits included, is its answer
+        except BaseException as error:  # noqa: BLE001 - everything that a port raises, including exits, is its answer
             parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
         send_answer(connection, *parts)
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker is gone, whatever the port does by then: no signal tells that it was killed."""
+    """End this process once the checker has ended, whatever the port is doing; no signal reports a killed parent."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)
@@ -226,13 +229,13 @@ def _end_with(checker: int) -> None:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    os.dup2(2, 1)  # what a port prints is not the checker's report
+    os.dup2(2, 1)  # output of the port is not part of the checker's report
     try:
         serve(connection)
-    except OSError:  # the checker has gone
+    except OSError:  # the checker has ended
         pass
     finally:
-        os._exit(0)  # threads and exit handlers of the port have nothing left to do
+        os._exit(0)  # skip the threads and exit handlers of the port
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Artefacts that bring their own weights, each run by its usual runtime, in the process of the port."""
+"""Artefacts with their own weights, each run by its usual runtime in the process of the port."""

@@ -1,4 +1,4 @@
-"""An exported graph: its inputs, the sizes that it fixes, and its nodes as operations with their noted lines."""
+"""An exported graph: its inputs, its fixed sizes, and its nodes as operations with their source lines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""What is in place of tokens, by the name of the input."""
+"""The kind of input that replaces tokens, by the name of the input."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
-"""The names that exporters give to inputs; a cache has `past…` going in and `present…` coming out."""
+"""The names that exporters give to inputs; a cache enters as `past…` and leaves as `present…`."""
 
 PAST, PRESENT = "past", "present"
 
@@ -34,37 +34,37 @@ class Graph:
 
     path: Path
     inputs: dict[str, Any]
-    """Each input by name, with its `shape` and `type`; tokens under a name of our own if there is one input alone."""
+    """Each input by name, with its `shape` and `type`; a single input of tokens has the standard name."""
     renamed: dict[str, str]
-    """The graph's own name of an input that it calls otherwise."""
+    """The graph's own names of renamed inputs."""
     outputs: Sequence[str]
 
     @property
     def past(self) -> list[str]:
-        """The inputs of the cache."""
+        """Return the inputs of the cache."""
         return [name for name in self.inputs if name.startswith(PAST)]
 
     @property
     def present(self) -> list[str]:
-        """The outputs of the cache, in the order of the inputs that they become."""
+        """Return the outputs of the cache, in the order of the inputs that they become."""
         ends = {name.lstrip("_.").removeprefix(PRESENT): name for name in self.outputs if name.startswith(PRESENT)}
         found = [next((full for end, full in ends.items() if name.endswith(end)), None) for name in self.past]
         return list(filter(None, found))
 
     @property
     def reads(self) -> str:
-        """What the first stack reads."""
+        """Return the kind of input that the first stack reads."""
         return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:
-        """The size of an axis of the tokens, or of the batch of images or audio, if the graph fixes it."""
+        """Return the size of an axis of the tokens, or of the batch of images or audio, if the graph fixes it."""
         names = (*TOKENS, *READS) if axis == 0 else TOKENS
         sizes = [self.inputs[name].shape[axis] for name in names if name in self.inputs]
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """The signature, from what the runtime says of inputs and outputs; raises `LoadError` for one of no such model."""
+    """Return the signature from the runtime's inputs and outputs; raise `LoadError` for an unknown kind of model."""
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -79,9 +79,9 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
         }
     if unknown or "input_ids" not in named:
         raise LoadError(
-            f"{path} takes {listed(list(map(shown, named)))}; expected token ids, by the name input_ids, and beside "
-            f"them no others than {', '.join((TOKENS[1], *OTHERS))} and {PAST}…; or {IMAGES} of four axes alone; or "
-            f"{FRAMES} of three axes beside {TOKENS[1]}: export it with these names."
+            f"{path} takes {listed(list(map(shown, named)))}; expected token ids named input_ids, with only "
+            f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}… as further inputs. Images are only {IMAGES}, with four "
+            f"axes; audio is {FRAMES}, with three axes, and {TOKENS[1]}. Export it with these names."
         )
     shapes = [len(named[name].shape or ()) for name in TOKENS if name in named]
     if set(shapes) != {2}:
@@ -90,22 +90,22 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
 
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""The metadata in which PyTorch's exporter keeps the stack of a node."""
+"""The metadata in which PyTorch's exporter stores the stack of a node."""
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-"""The types of weights that are not quantised."""
+"""The types of weights that are not quantized."""
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""Parts of the names of operations on numbers of a few bits."""
+"""Parts of the names of operations on quantized numbers."""
 
 
 def weights_dtype(path: Path) -> str:
-    """The dtype of most of the real numbers among the weights; `int8` if there are operations on quantised ones.
+    """Return the dtype of most real weights; `int8` if there are operations on quantized ones.
 
-    It is empty if there are none, or not in the file itself.
+    It is empty if the file contains no real weights.
     """
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
@@ -127,7 +127,7 @@ class Nodes:
         self.nodes = list(self.model.graph.node)
 
     def opened(self) -> bytes:
-        """The same graph with the outputs of all nodes among its own."""
+        """Return the same graph with the results of all nodes as outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         known = {each.name for each in model.graph.output}
@@ -136,8 +136,11 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on real numbers, from the values of all nodes by name; those that compute something
-        else pass on where their numbers come from. The input `given` is what was recorded last before."""
+        """Record the operations on real numbers from the values of all nodes; other nodes pass on the origins of their
+        inputs.
+
+        The input `given` is the last recorded operation.
+        """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
             inputs = tuple(dict.fromkeys(index for name in node.input for index in comes_from.get(name, ())))
@@ -146,7 +149,7 @@ class Nodes:
                 comes_from[name] = record.add(node.op_type, numbers, inputs, self._stack(node, number))
 
     def _stack(self, node: Any, number: int) -> tuple[Source, ...]:
-        """The lines of the exported code, or the node itself with its number for a line."""
+        """Return the lines of the exported code, or the node itself with its number as the line."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
         outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))

@@ -25,7 +25,7 @@ DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float1
 """The dtypes of inputs; others are int64."""
 
 FATAL = 4
-"""The runtime's log level at which it says nothing by itself: what is wrong is raised."""
+"""The log level at which the runtime prints nothing; errors are raised."""
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
 """The keys and values of earlier tokens, by the names of inputs, and their mask."""
@@ -48,12 +48,12 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """The forward pass, `forward(**inputs)`; raises `LoadError` for a model of other inputs."""
+        """Return the forward pass, `forward(**inputs)`; raise `LoadError` for a model with other inputs."""
         check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
     def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
-        """The answer to a whole call, as many rows at a time as the graph takes."""
+        """Return the answer to a whole call, in batches that the graph takes."""
         length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
             padded = part
@@ -65,7 +65,7 @@ class OnnxModel:
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The cache of no tokens: of its axes, the first that is not fixed is the batch."""
+        """Return the cache of no tokens; the first axis that is not fixed is the batch."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -76,12 +76,12 @@ class OnnxModel:
     def run(
         self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray], answer: str
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The answer, and the cache for the next step."""
+        """Return the answer, and the cache for the next step."""
         logits, *present = self.session.run([answer, *self.graph.present], self.given(inputs, past))
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All that the graph takes, by its own names; what the caller does not give is as for plain text."""
+        """Return all inputs of the graph, by its own names; missing ones are set as for plain text."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -118,7 +118,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """The answer, and the operations of a graph that is called once for it."""
+        """Return the answer, and the operations if one call of the graph computes it."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
@@ -127,7 +127,7 @@ class OnnxForward(Listened):
         return result, record.operations
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
-        """The logits of the next tokens, and the cache with them."""
+        """Return the logits of the next tokens, and the cache with them."""
         inputs = self._named({"tokens": tokens, **further})
         past, seen = (self.model.empty(inputs), np.ones((len(tokens), 0), np.int64)) if cache is None else cache
         mask = np.concatenate([seen, inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))], axis=1)
@@ -135,7 +135,7 @@ class OnnxForward(Listened):
         return logits, (present, mask)
 
     def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The inputs by the names of exporters, tokens first."""
+        """Return the inputs by the names of exporters, tokens first."""
         every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
@@ -152,7 +152,7 @@ def load(path: Path) -> OnnxModel | OnnxPair:
 
 
 def opened(path: Path) -> Any:
-    """The session of an ONNX file; raises `LoadError` if it cannot be read."""
+    """Return the session of an ONNX file; raise `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
         return call_port(session_of, str(path))
@@ -161,7 +161,7 @@ def opened(path: Path) -> Any:
 
 
 def session_of(model: str | bytes) -> Any:
-    """The session of a file, or of the content of one."""
+    """Return the session of a file, or of the content of one."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -178,17 +178,17 @@ def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray],
 
 
 def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
-    """Raise `LoadError` for a graph that reads something else than the model of a checkpoint."""
+    """Raise `LoadError` for a graph that reads other inputs than the model of a checkpoint."""
     theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
     if reads != theirs:
         raise LoadError(
-            f"{path} takes {reads}, and the model of the checkpoint {theirs}; expected a graph of the same, made of "
+            f"{path} takes {reads}, but the checkpoint's model takes {theirs}; expected a graph exported from "
             "that checkpoint."
         )
 
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:
-    """The inputs, `rows` at a time; the last part repeats its last row."""
+    """Yield the inputs, `rows` at a time; the last part repeats its last row."""
     batch = _rows(inputs)
     for start in range(0, batch, rows or batch):
         chosen = np.minimum(np.arange(start, start + (rows or batch)), batch - 1)
@@ -200,13 +200,13 @@ def _rows(inputs: Mapping[str, np.ndarray]) -> int:
 
 
 MEMORY = "encoder_hidden_states"
-"""The input of the decoder that the encoder's first output is."""
+"""The input of the decoder that takes the encoder's first output."""
 
 TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""The inputs of each graph by the names that exporters give, and what they are."""
+"""The inputs of each graph by their exported names, and their meaning."""
 
 
 class OnnxPair:
@@ -223,18 +223,18 @@ class OnnxPair:
         self.limits = Limits(has_mask=masked, has_token_types=False, dtype=min(narrow or dtypes, key=len))
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxPairForward:
-        """The forward pass, `forward(source=…, target=…)`."""
+        """Return the forward pass, `forward(source=…, target=…)`."""
         if config.architecture != "encoder-decoder":
             raise LoadError(
-                f"{self.paths[ENCODER].parent} has an encoder and a decoder, and the checkpoint is a "
-                f"{config.architecture}; give that which they were made of."
+                f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "
+                f"{config.architecture}; give the checkpoint of their export."
             )
         names = [each.name for each in self.sessions[ENCODER].get_inputs()]
         check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)
         return OnnxPairForward(self, config)
 
     def given(self, name: str, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The inputs of a graph, by its own names."""
+        """Return the inputs of a graph, by its own names."""
         return {
             each.name: np.ascontiguousarray(every[TAKEN[name][each.name]], DTYPES.get(each.type, np.int64))
             for each in self.sessions[name].get_inputs()
@@ -242,7 +242,7 @@ class OnnxPair:
 
 
 class OnnxPairForward(Listened):
-    """The encoder, then the decoder, at once."""
+    """The encoder followed by the decoder."""
 
     def __init__(self, model: OnnxPair, config: TransformerConfig) -> None:
         self.model, self.config = model, config
@@ -255,21 +255,21 @@ class OnnxPairForward(Listened):
         return logits
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """The answer, and the operations of both graphs in turn."""
+        """Return the answer, and the operations of both graphs in turn."""
         result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
             listen_to_nodes(record, path, self.model.given(name, every), MEMORY)
         return result, record.operations
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All that the graphs take: tokens, the mask of the source, and what the encoder makes of them."""
+        """Return all inputs of the graphs: tokens, the mask of the source, and the encoder's output."""
         every = add_mask(inputs, self.config)
         every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
 
 
 def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
-    """Raise `LoadError` for a graph with other inputs, or with sizes that it fixes."""
+    """Raise `LoadError` for a graph with other inputs or with fixed sizes."""
     for each in session.get_inputs():
         if each.name not in taken:
             raise LoadError(

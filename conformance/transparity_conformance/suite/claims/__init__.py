@@ -1,7 +1,7 @@
 """Claims about backends, one file per subject.
 
 A claim is a function from a bench to evidence. `claim` registers it under its topic, which is the name of the file, and
-under its own name. The pytest suite tests it on every subject, and any other program can do the same.
+its own name. The pytest suite tests it on every subject, and other programs can do the same.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""From a bench to evidence; a claim about a range of cases also takes the cases."""
+"""Maps a bench to evidence; a claim about a range of cases also takes the cases."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and the subjects that it is about."""
+    """A claim and the subjects that it applies to."""
 
     name: str
     says: str
@@ -34,7 +34,7 @@ class Claim:
     """The same claim about all of its cases, for the slow suite; None if the quick suite has them all."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the expected values are independent of the reference, so that it can be tested, too."""
+    """Whether the expected values are independent of the reference, so that the reference can be tested too."""
     compiled: bool = False
     """Whether the claim runs whole models, and so is tested in every mode, not only in the first."""
     quick: tuple[str, ...] = EVERY
@@ -72,9 +72,9 @@ def claim(
 
     Args:
         cases: the cases of the quick suite, if the check takes any.
-        all_cases: those of its full range, in the dtypes `all_in`.
-        topic: another than the name of the file.
-        sharded, harness, about: fields of the `Claim`; one that is sharded needs the harness.
+        all_cases: the cases of its full range, in the dtypes `all_in`.
+        topic: replaces the name of the file.
+        sharded, harness, about: fields of the `Claim`; a sharded claim needs the harness.
     """
 
     def register(check: Check) -> Check:
@@ -93,9 +93,9 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Make a check of a bench from one of a bench, the `probe` of one preset, and the record of its evidence.
+    """Turn a check of a bench, one preset's `probe` and a record into a check of a bench.
 
-    `cases` are presets, or the attribute of the bench that names them.
+    `cases` are presets, or the name of the bench's attribute that lists them.
     """
 
     def decorate(check: Check) -> Check:
@@ -111,13 +111,13 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
 
 
 def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[ClaimEvidence]:
-    """Yield the evidence of a check, which a bench that knows its name makes."""
+    """Yield the evidence of a check, from a bench that knows the claim's name."""
     yield from check(bench.about(name), **cases)
 
 
 @functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Every claim by name, in the order of topics, and of the functions in their files."""
+    """Return every claim by name, in the order of topics, and of the functions in their files."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(CLAIMS.items(), key=lambda item: item[0].partition(".")[0]))

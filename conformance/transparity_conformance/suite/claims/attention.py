@@ -63,8 +63,7 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return masks of all kinds over `LONG` queries, with the inputs of attention and the result of the explicit
-    path."""
+    """Return masks of all kinds over `LONG` queries, with the inputs of attention and the explicit path's result."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
@@ -124,7 +123,7 @@ def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def weights_sum_to_one(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Every row of attention weights sums to one, also where every key is masked."""
+    """Every row of attention weights sums to one, even if every key is masked."""
     names = [name for name in probe.oracle.expected if name.endswith("weights")]
     sums = Oracle(_sums, {name: probe.oracle.expected[name].astype(np.float32) for name in names})
     for name in names:

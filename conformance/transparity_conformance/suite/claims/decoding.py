@@ -1,4 +1,4 @@
-"""Decoding with a cache: for any chunks, the logits are those of the full forward pass."""
+"""Decoding with a cache: for any chunks, the logits equal the full forward pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Chunks = list[tuple[int, ...]]
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
     """Return a preset or another case with few layers: its configuration, parameters, a batch, and the full pass's
-    logits."""
+    oracle."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
@@ -43,8 +43,8 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
-    """Return the logits (batch, length, vocab) of a batch that is decoded in chunks. A finished row continues with
-    filler tokens."""
+    """Return the logits (batch, length, vocab) of a batch decoded in chunks; a finished row continues with filler
+    tokens."""
     tokens = config.input_names[-1]
     batch, length = inputs[tokens].shape
     of_tokens = {tokens} if config.has_encoder else {tokens, *config.further_inputs}
@@ -77,7 +77,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Return chunks of different lengths per row: different first ones and then single tokens; and all mixed."""
+    """Yield chunks of different lengths per row: different first ones followed by single tokens, and a mixture."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -85,7 +85,8 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Compare the logits of each way to decode a case, the model `name` if given, with the full pass's."""
+    """Compare the logits of each way to decode a case with the full pass; `name` selects another model than the
+    case's."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
@@ -103,7 +104,8 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # Products of other numbers of rows are other sums: their errors are as large, not the same.
+            # Products with another number of rows sum differently: their errors have the same size, not
+            # the same value.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
 
@@ -134,7 +136,7 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     all_in=("float32",),
 )
 def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Decoded token by token or in uneven chunks, the logits are those of the full forward pass."""
+    """Decoded token by token or in uneven chunks, the logits equal the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
     for case in (case for case in cases if case not in left_out):
         yield from cached(bench, case, SOME)
@@ -142,7 +144,7 @@ def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
 def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A row decoded alone has the logits of the full forward pass."""
+    """A row decoded by itself has the logits of the full forward pass."""
     config, parameters, inputs, oracle = model("translation")
     alone = {name: values[:1] for name, values in inputs.items()}
     where = sees_something(config, alone)

@@ -21,11 +21,12 @@ from transparity_conformance.suite.claims import claim
 A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""What the documents print.
+"""The documents' printed output.
 
-000: the einsum examples, `outer` (A's element by element times all of B) a line a row, and the example batch. 003:
-`split_heads` (a sequence of four tokens, and what two heads see of it), sequences padded to one length with their mask,
-and future_mask(5). 002 and 004: the example batch."""
+Document 000 prints the einsum examples, `outer` (each element of A times all of B) one line per row, and the example
+batch. Document 003 prints `split_heads` (a sequence of four tokens, and two heads' parts of it), padded sequences with
+their mask, and future_mask(5). Documents 002 and 004 print the example batch.
+"""
 
 PRODUCT, ROW_BY_ROW, OUTER = (PRINTED[name] for name in ("product", "row_by_row", "outer"))
 TOKENS, HEADS = PRINTED["tokens"], PRINTED["heads"]
@@ -84,9 +85,10 @@ def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
-    """A preset at its document's size, with freshly initialised weights, on the document's example batch."""
+    """Return a preset's newly initialized weights at its document's size, the document's example batch, and the
+    oracle."""
     config = preset(case)
-    # As in all of the documents: the target without its last token.
+    # All the documents use the target without its last token.
     inputs = {name: np.array(tokens) for name, tokens in PRINTED_SHAPES[case][0].items()}
     inputs["target"] = inputs["target"][:, :-1]
     parameters = initialize_parameters(config, 9)
@@ -95,7 +97,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",))
 def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The documents' example batches at full size have the printed shapes, and agree in their logits."""
+    """The documents' example batches at full size have the printed shapes, and their logits agree."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))

@@ -1,4 +1,4 @@
-"""The whole forward pass, compared with the oracle: presets, models of every family, and in low precision."""
+"""The whole forward pass, compared with the oracle: presets, models of every family, and low precision."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes that share a configuration and a shape, so that they share a compiled program."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision, which has no fractional digits left in scores of some thousands."""
+"""Probes for half precision, in which scores of some thousands have no fractional digits."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""Presets for which float64 is tested on other shapes if every operation is compiled per shape; float32 is tested on
-them for all presets."""
+"""Presets for which float64 is tested on other shapes if every operation is compiled per shape.
+
+Float32 is tested on other shapes for all presets.
+"""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Return the probes of a subject; uncompiled in float64 and float32, those of every shape."""
+    """Yield the probes of a subject; uncompiled float64 and float32 include every shape."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -44,7 +46,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 
 
 def _about(name: str, pattern: str, says: str) -> None:
-    """Register the claim that every tap whose name matches `pattern` agrees, of every probe."""
+    """Register the claim that every tap of every probe whose name matches `pattern` agrees."""
 
     def check(bench: Bench) -> Iterator[ClaimEvidence]:
         for probe in probes_for(bench, bench.traced_cases):
@@ -76,7 +78,7 @@ for _name, _pattern, _says in (
 
 @claim(of_reference=True, compiled=True)
 def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The logits by the fast path agree: fused attention, without taps."""
+    """The logits by the fast path (fused attention, without taps) agree."""
     for probe in probes_for(bench, bench.fast_cases):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
@@ -84,7 +86,7 @@ def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def taps_are_complete(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Exactly the contract's taps are there, in order, with their shapes and in the requested dtype."""
+    """The taps are exactly the contract's, in order, with their shapes and in the requested dtype."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
     taps = bench.traced(probe)
@@ -112,15 +114,17 @@ def mixed(case: str) -> Probe:
 
 @claim(topic="families", quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every tap and the fast logits of a model of each family agree; in half precision, in which rounding decides
-    between experts, of those without."""
+    """Every tap and the fast logits of a model of each family agree.
+
+    In half precision, models with experts are left out, because rounding changes the choice of experts.
+    """
     for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
         if bench.subject.dtype in HALF and most_experts(MODELS[case]):
             continue
         probe, record = mixed(case), bench.evidence(case)
         forward = bench.forward(probe.config, probe.parameters)
         yield from record.forward(probe.oracle, forward, probe.inputs)
-    # With as many keys as heads, one axis could be taken for the other.
+    # With as many keys as heads, the two axes could be confused.
     probe, record = mixed("llama"), bench.evidence("llama")
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
@@ -146,7 +150,7 @@ def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) ->
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
         for weights, activations in HELD:
-            # Rounded weights are merely other weights: only rounding during the computation may differ.
+            # Rounded weights are other weights: only rounding during the computation may differ.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
@@ -166,7 +170,7 @@ def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Activations in half precision are not changed by rounding them to it once more."""
+    """Activations in half precision do not change if they are rounded to it again."""
     probe = probes("notes-lm")["mixed"]
     for half in HALF:
         if half in bench.backend.dtypes:
@@ -179,8 +183,8 @@ def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
 def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In half precision, the logarithm of a recurrence's decay is in float32: errors of it grow with the positions that
-    a state stays for."""
+    """In half precision, the logarithm of a recurrence's decay is in float32, because its errors grow with the
+    length."""
     probe, half = mixed("qwen3-next"), bench.subject.dtype
     record, taps = bench.evidence("qwen3-next"), bench.traced(probe)
     for name in (name for name in probe.oracle.expected if name.endswith(".log_decay")):

@@ -1,4 +1,5 @@
-"""Generation: greedy to the end token, sampled with shared draws, by beams; the context cropped to `max_length`."""
+"""Generation: greedy to the end token, sampled with shared draws, and by beams, with the context cropped to
+`max_length`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Added to the logit of the end token: some continuations end early; all at once."""
+"""Added to the logit of the end token: some continuations end early, or all at once."""
 
 RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache is a state."""
@@ -52,7 +53,7 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
 
 
 def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
-    """Compare the logit of each token that a model generates with the largest."""
+    """Compare the logit of each token that a model generates with the largest logit."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)
@@ -94,7 +95,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvid
 
 @claim(dtypes=("float64",))
 def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A prompt longer than `max_length` is continued as its last `max_length` tokens are (document 001)."""
+    """A prompt longer than `max_length` continues like its last `max_length` tokens (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
@@ -106,7 +107,7 @@ def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The same logits and draws pick the same tokens: the first whose cumulative probability passes the draw."""
+    """The same logits and draws pick the same tokens: the first whose cumulative probability exceeds the draw."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
     logits[:50, :3] = -np.inf  # no draw, not even 0, picks a token without probability
@@ -119,7 +120,7 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, uniforms)
     record = bench.evidence("drawn logits")
     yield record.exactly("tokens", tokens, truth)
-    highest = np.full(len(logits), np.nextafter(1, 0))  # which float32 rounds to 1
+    highest = np.full(len(logits), np.nextafter(1, 0))  # float32 rounds it to 1
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, highest)
     yield record.exactly("tokens of the highest draw", tokens, np.full(len(logits), logits.shape[1] - 1))
     ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
@@ -145,7 +146,8 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Sort tokens by probability, the lower of equals first; cut after `top_k`, then where `top_p` is reached."""
+    """Return a row with only the drawable logits: tokens by probability, cut after `top_k`, then where `top_p` is
+    reached."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]
@@ -159,11 +161,11 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Temperature, top-k and top-p filter the logits in this order; of equal logits the lower token stays."""
+    """Temperature, top-k and top-p filter the logits in this order; of equal logits, the lower token remains."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
-    logits[9, [2, 5]] = 0  # of two equally likely tokens, the first alone reaches a `top_p` of a half
+    logits[9, [2, 5]] = 0  # two tokens are equally likely: the first by itself reaches a `top_p` of a half
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("decoding.generation.filter_logits")(logits, sampling))
@@ -178,7 +180,7 @@ def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
     dtypes=("float64",), of_reference=True, quick=(), cases=("translation",), all_cases=EVERY_WAY, all_in=("float64",)
 )
 def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Prompts of different lengths in one batch are continued as each is alone, also beyond `max_length`."""
+    """Prompts of different lengths in one batch continue like single prompts, also beyond `max_length`."""
     for case in cases:
         config, parameters, _, source = prompted(case)
         if config.prefixes_agree:
@@ -238,9 +240,11 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Of equally likely tokens, beam search continues with the first."""
+    """Beam search continues with the first of equally likely tokens."""
     config, _, prompt, _ = prompted("notes-lm")
-    config = config.resized(target_vocab_size=200)  # too many for insertion sort, which would keep their order
+    config = config.resized(
+        target_vocab_size=200
+    )  # insertion sort, which would keep their order, is not used for this many
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)

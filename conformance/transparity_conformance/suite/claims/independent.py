@@ -1,6 +1,6 @@
-"""The reference against independent implementations, wherever one coincides with it.
+"""The reference compared with independent implementations, wherever they define the same function.
 
-Each comparison is in float64, and its budget is the oracle's: two right float64 programs agree to rounding.
+Each comparison is in float64 with the oracle's budget: two right float64 programs agree to rounding.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from transparity_numpy.harness import module as reference_module
 
 CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
 
-FLOAT32_SOFTMAX = "theirs takes its softmax in float32, whatever it is given"
+FLOAT32_SOFTMAX = "theirs computes its softmax in float32, whatever its input"
 
 
 def part(config: TransformerConfig, scope: str) -> Arrays:
-    """The drawn parameters below `scope`."""
+    """Return the drawn parameters below `scope`."""
     return scoped_parameters(probe_parameters(config, 10), scope)
 
 
@@ -39,7 +39,7 @@ def activations(length: int, seed: int) -> np.ndarray:
 
 
 def padding(length: int) -> np.ndarray:
-    """(batch, 1, 1, length): the second row's last two positions are hidden."""
+    """Return a mask (batch, 1, 1, length) that hides the second row's last two positions."""
     mask = np.ones((BATCH, 1, 1, length), bool)
     mask[1, ..., -2:] = False
     return mask
@@ -52,7 +52,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
-    """An attention's parameters as `torch.nn.MultiheadAttention` names and packs them."""
+    """Return an attention's parameters as `torch.nn.MultiheadAttention` names and packs them."""
     packed = {}
     for kind in ("weight", "bias"):
         packed[f"in_proj_{kind}"] = _tensor(
@@ -63,7 +63,7 @@ def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
 
 
 def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> Any:
-    """`torch.nn.TransformerEncoderLayer` or `…DecoderLayer` with our parameters."""
+    """Return `torch.nn.TransformerEncoderLayer` or `…DecoderLayer` with the reference's parameters."""
     import torch
 
     layer = getattr(torch.nn, kind)(
@@ -92,14 +92,14 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _agrees(
     bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> ClaimEvidence:
-    """Record that the reference's float64 result is theirs, within the budget of their `dtype`."""
+    """Record whether the reference's float64 result agrees with theirs, within the budget of their `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
 
 
 of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
-"""Registers a claim about the reference alone, which needs another framework."""
+"""Registers a claim about only the reference, which needs another framework."""
 
 
 @of_reference(needs=("torch",))
@@ -153,13 +153,14 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     theirs.load_state_dict({name: _tensor(value) for name, value in parameters.items()})
     for spread in (1.0, 1e-3):
         x = (spread * activations(QUERIES, 5)).astype(np.float32)
-        oracle = module_oracle("normalization.Norm", CONFIG, parameters, x)
+        oracle = module_oracle("norms.table.Norm", CONFIG, parameters, x)
         yield _agrees(bench, f"spread {spread:g}", oracle, theirs(_tensor(x)))
 
 
 @of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.BatchNorm1d` agrees in training and evaluation, but for its running variance, which is over n − 1."""
+    """`torch.nn.BatchNorm1d` agrees in training and evaluation, except for its running variance, which is over n −
+    1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")
@@ -170,20 +171,20 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
     theirs.load_state_dict(
         {name: _tensor(value) for name, value in parameters.items()} | {"num_batches_tracked": torch.tensor(0)}
     )
-    ours = reference_module("normalization.Norm", config, parameters)
+    ours = reference_module("norms.table.Norm", config, parameters)
     ours.use_batch_statistics()
     unbiased = parameters["running_var"].astype(float)
     rows = BATCH * QUERIES
     for index in range(4):
         x = (activations(QUERIES, 20 + index) * (1 + index)).astype(np.float32)
-        oracle = module_oracle("normalization.Norm", config, parameters, x)
+        oracle = module_oracle("norms.table.Norm", config, parameters, x)
         budget = oracle.budget("result", "float64")
         record = bench.evidence(f"training batch {index}")
         result = theirs(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
         yield record.within("result", ours(x.astype(float)), as_numbers(result), budget)
         state = ours.parameters()
         yield record.within("running_mean", state["running_mean"], as_numbers(theirs.running_mean), budget)
-        # The document's average of the variance over n, turned into torch's of the variance over n − 1.
+        # The document's running variance is over n; torch's is over n − 1.
         share = config.norm_momentum
         unbiased = (1 - share) * unbiased + share * x.reshape(rows, -1).astype(float).var(0, ddof=1)
         yield record.within("running_var over n − 1", unbiased, as_numbers(theirs.running_var), budget)
@@ -192,14 +193,14 @@ def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
         name: as_numbers(value).astype(np.float32) for name, value in theirs.state_dict().items() if name in parameters
     }
     theirs.load_state_dict({name: _tensor(v) for name, v in final.items()} | {"num_batches_tracked": torch.tensor(0)})
-    oracle = module_oracle("normalization.Norm", config, final, x)
+    oracle = module_oracle("norms.table.Norm", config, final, x)
     result = theirs.eval()(_tensor(x).flatten(0, 1)).unflatten(0, (BATCH, QUERIES))
     yield _agrees(bench, "evaluation", oracle, result)
 
 
 @of_reference(needs=("torch",))
 def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.functional.cross_entropy` agrees, padding ignored."""
+    """`torch.nn.functional.cross_entropy` agrees, with padding ignored."""
     from torch.nn import functional
 
     random = np.random.default_rng(11)
@@ -211,7 +212,7 @@ def torch_cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("flax", "jax"))
 def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`flax.nnx.MultiHeadAttention` agrees within float32's budget, in which it takes its softmax."""
+    """`flax.nnx.MultiHeadAttention` agrees within float32's budget, because its softmax is in float32."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -240,7 +241,7 @@ def flax_multi_head_attention(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("jax",))
 def jax_dot_product_attention(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`jax.nn.dot_product_attention` agrees within float32's budget, in which it takes its softmax."""
+    """`jax.nn.dot_product_attention` agrees within float32's budget, because its softmax is in float32."""
     import jax
 
     random = np.random.default_rng(12)

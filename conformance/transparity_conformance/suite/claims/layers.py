@@ -23,14 +23,14 @@ from transparity_numpy.harness import module as reference_module
 from transparity_numpy.mixers.gated_delta import gated_delta_rule
 from transparity_numpy.mixers.state_space import state_space_rule
 
-# The shapes of the mixed probe: frameworks that compile every new shape have compiled these.
+# The shapes of the mixed probe, which frameworks that compile every new shape have compiled already.
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
 def module_oracle(
     name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
 ) -> Oracle:
-    """The oracle of a module of the reference, given `context` (masks, a memory): its taps, and its `result`."""
+    """Return the oracle of a reference module, given `context` (masks, a memory): its taps, and its `result`."""
 
     def run(values: Arrays, tap: Tap) -> None:
         state, taps = {key: values[key] for key in parameters}, dict[str, Any]()
@@ -44,8 +44,10 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the part `scope` of the case's first layer, given drawn activations and `context` (masks, a memory), in
-    its result and every tap."""
+    """Compare the part `scope` of the case's first layer, in its result and every tap.
+
+    Its inputs are drawn activations and `context` (masks, a memory).
+    """
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
     parameters = scoped_parameters(probe.parameters, f"{stack}.layers.0.{scope}".rstrip("."))
@@ -63,8 +65,8 @@ def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Array
 
 
 def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a self-attention mask of the future and some padding, and a mask of padded `keys`, with one row of padding
-    only."""
+    """Return a self-attention mask of the future and some padding, and a mask of `keys` with one row of only
+    padding."""
     visible = np.ones((BATCH, 1, 1, queries), bool)
     visible[1, ..., -2:] = False
     memory = np.ones((BATCH, 1, 1, keys), bool)
@@ -105,13 +107,13 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""More positions than two chunks have, and where the second call goes on: in the middle of one."""
+"""More positions than two chunks have, and the start of the second call, in the middle of a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Two rows of three heads; keys and queries of length 1, decays that leave something of the state, or little."""
+    """Return two rows of three heads: unit keys and queries, and decays that keep much or little of the state."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -130,8 +132,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
 
 @claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The rules of states give what they give step by step, over more positions than a chunk has, and where a second
-    call goes on from the state of the first."""
+    """The rules of states agree with single steps over more positions than a chunk, also continued in a second call."""
     arrays = _drawn()
     oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
@@ -152,7 +153,7 @@ EPS = 1e-5
 
 
 def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
-    """A batch (3, 5, 12) whose mean is not zero, with gains and biases."""
+    """Return a batch (3, 5, 12) with a nonzero mean, with gains and biases."""
     random = np.random.default_rng(seed)
     x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
@@ -160,7 +161,7 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations next to which eps is negligible, comparable, and dominant."""
+    """Compare `function` on activations relative to which eps is negligible, comparable, and dominant."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 
@@ -168,13 +169,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """LayerNorm divides by the variance over n, with eps inside the root."""
-    yield from at_every_spread(bench, "normalization.layer_norm")
+    yield from at_every_spread(bench, "norms.layer.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
-    yield from at_every_spread(bench, "normalization.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
@@ -183,21 +184,21 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
-        yield bench.same(f"spread {spread:g}", "normalization.batch_norm", arrays, eps=EPS)
+        yield bench.same(f"spread {spread:g}", "norms.batch.batch_norm", arrays, eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
     """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
     arrays = {"x": norm_inputs(2)["x"]}
-    oracle = function_oracle("normalization.batch_statistics", arrays)
-    for name, value in named_parts(bench.function("normalization.batch_statistics")(*arrays.values())):
+    oracle = function_oracle("norms.batch.batch_statistics", arrays)
+    for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
         yield bench.evidence("drawn").oracle(oracle, name, value)
 
 
 @claim(topic="normalization", harness=True)
 def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """BatchNorm in training normalises by the batch and updates its running statistics."""
+    """BatchNorm in training normalizes by the batch and updates its running statistics."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
@@ -206,7 +207,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
     def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
         dtype = arrays["weight"].dtype.name
         state = {name: arrays[name] for name in parameters}
-        norm = reference_module("normalization.Norm", config, state, dtype=dtype)
+        norm = reference_module("norms.table.Norm", config, state, dtype=dtype)
         tap("before", norm(arrays["batch 0"]))
         norm.use_batch_statistics()
         for name in batches:
@@ -215,7 +216,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
                 tap(f"{statistic} after {name}", norm.parameters()[statistic])
 
     oracle = Oracle(run, parameters | batches)
-    norm = bench.module("normalization.Norm", config, parameters)
+    norm = bench.module("norms.table.Norm", config, parameters)
     record = bench.evidence("four batches")
     yield record.oracle(oracle, "before", norm(batches["batch 0"]))
     norm.use_batch_statistics()
@@ -246,7 +247,7 @@ def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays,
 
 
 def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
-    """Return the taps of each batch in training, and the running statistics after each."""
+    """Yield the taps of each batch in training, and the running statistics after each."""
     model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}

@@ -23,7 +23,7 @@ def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None
 
 
 def budget(bench: Bench, probe: Probe) -> float:
-    """Budget for rounding between two computations of the same logits."""
+    """Return the budget for rounding between two computations of the same logits."""
     return 2 * probe.oracle.budget("logits", bench.subject.dtype)
 
 
@@ -59,7 +59,7 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
     """Another embedding of the padding token changes nothing at other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
-    # Padding in the decoder's input is masked by the causal mask only, so it is at the end here.
+    # Only the causal mask hides padding in the decoder's input, so it is at the end here.
     inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
     inputs[name][1, -2:] = config.pad_id
     parameters = dict(probe.parameters)
@@ -90,7 +90,7 @@ def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS)
 def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """A row alone has the same output as in its batch."""
+    """A single row has the same output as in its batch."""
     whole = logits(bench, probe, probe.inputs)
     for row in (0, 1, 5):
         alone = logits(bench, probe, {name: tokens[row : row + 1] for name, tokens in probe.inputs.items()})
@@ -110,7 +110,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord)
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("fast_cases")
 def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Two runs are equal to the bit, also with other runs between them."""
+    """Two runs are bitwise equal, also with other runs between them."""
     first = logits(bench, probe, probe.inputs)
     other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
     logits(bench, probe, probes(probe.case)["text"].inputs, other)
@@ -120,7 +120,7 @@ def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> I
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("traced_cases")
 def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Rows whose keys are all masked stay finite: attention weighs all keys equally."""
+    """Rows whose keys are all masked stay finite: attention weights all keys equally."""
     if not probe.config.has_encoder:
         return
     (row,) = np.flatnonzero((probe.inputs["source"] == probe.config.pad_id).all(1))
@@ -144,4 +144,4 @@ def no_padding_without_pad_id(bench: Bench, probe: Probe, record: ClaimRecord) -
         for name, value in parameters.items()
     }
     other = as_numbers(bench.forward(config, exchanged).logits(**swapped))
-    yield record.within("logits with tokens 0 and 3 exchanged", other, base, budget(bench, probe))
+    yield record.within("logits with tokens 0 and 3 swapped", other, base, budget(bench, probe))

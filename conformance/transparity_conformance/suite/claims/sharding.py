@@ -1,6 +1,6 @@
-"""Sharding: over ranks of data and tensor parallelism, a column is the model that it is in one process.
+"""Sharding: over ranks of data and tensor parallelism, a column computes the same model as in one process.
 
-Each rank has its shards of the parameters and its rows, whose number the data ranks do not divide; all claims of a
+Each rank has its shards of the parameters and its rows, whose number the data ranks do not divide. All claims of a
 session share the processes of one launch.
 """
 
@@ -28,7 +28,7 @@ from transparity_conformance.suite.claims import claim, decoding, generation, tr
 from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 ROWS = 5
-"""Of a batch: two data ranks have 3 and 2, of four one has none."""
+"""The rows of a batch: two data ranks have 3 and 2; with four ranks, one has none."""
 
 MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
 """Data × tensor ranks."""
@@ -41,7 +41,7 @@ OTHER_HEADS = {"bloom", "bart"}
 
 
 def _divisible(config: TransformerConfig) -> TransformerConfig:
-    """Return `config` with heads that every number of ranks divides, those of a recurrence too."""
+    """Return `config` with numbers of heads, including a recurrence's, that every number of ranks divides."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
     return config.with_sizes(**heads, **recurrent)
@@ -58,7 +58,7 @@ TIMES = 2
 
 
 def _over(*cases: str) -> tuple[str, ...]:
-    """Return each case on `TIMES` meshes, so that every mesh has about as many: `llama on 1 × 2`."""
+    """Return each case on `TIMES` meshes, distributed evenly over the meshes: `llama on 1 × 2`."""
     meshes = itertools.cycle(MESHES)
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 
@@ -67,7 +67,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Caches whose heads are sharded, and others: of gemma's keys there is one head, of a recurrence's two."""
+"""Caches with sharded heads, and others: gemma's keys have one head, a recurrence's two."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
@@ -81,8 +81,10 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and the bench over its mesh; with `few`, where every model is compiled,
-    each model on one mesh."""
+    """Yield each case, the name of its model, and the bench over its mesh.
+
+    With `few`, where every model is compiled, each model has one mesh.
+    """
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
         name, _, mesh = case.partition(" on ")
@@ -115,7 +117,7 @@ def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Of a case with one layer to a stack, and its parameters."""
+    """Return the derivatives and parameters of a case with one layer per stack."""
     config = dataclasses.replace((ALL | training.HARD_TO_REACH)[case], num_encoder_layers=1)
     config = dataclasses.replace(config, num_decoder_layers=min(config.num_decoder_layers, 1))
     parameters = probe_parameters(config, 6)
@@ -132,8 +134,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The loss of all ranks' tokens is their mean, and its gradient by every parameter agrees, also where ranks have
-    different numbers of tokens."""
+    """The loss is the mean over all ranks' tokens, and its gradients agree, also for uneven numbers of tokens."""
     for case, name, over in _benches(bench, cases):
         ours, parameters = derivatives(name)
         yield from training.gradients_agree(over, case, ours, parameters)
@@ -141,8 +142,10 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Ten steps of an optimizer, each rank with its shards alone, end where the reference's end, also after a forward
-    pass; the model itself does not change."""
+    """Ten steps of an optimizer, in which each rank has only its shards, end where the reference's steps end.
+
+    A forward pass may precede them, and the model itself does not change.
+    """
     for case, name, over in _benches(bench, cases):
         (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
         batches, parameters = training.batches(config), probe_parameters(config, 6)
@@ -157,21 +160,21 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
 def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Decoding in chunks, with a cache that is sharded as the heads are, has the logits of the full forward pass."""
+    """Decoding in chunks, with a cache sharded like the heads, has the logits of the full forward pass."""
     for case, name, over in _benches(bench, cases):
         yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
 def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Generation over ranks takes the likeliest token, with a cache and beyond it."""
+    """Generation over ranks takes the most likely token, with a cache and beyond it."""
     for case, name, over in _benches(bench, cases):
         yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=_over("llama", "t5"))
 def checkpoint(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """A model that is read from a file, each rank its slices alone, has the same logits."""
+    """A model whose ranks each read only their slices of a file has the same logits."""
     for case, name, over in _benches(bench, cases):
         config, parameters, inputs, oracle = model(name)
         with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ from transparity_numpy.harness import function as reference_function
 def loss_agrees(
     bench: Bench, case: str, logits: np.ndarray, targets: np.ndarray, expected: float, **named: Any
 ) -> ClaimEvidence:
-    """Compare the backend's loss with the number expected."""
+    """Compare the backend's loss with the expected number."""
     oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
     result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
     return bench.evidence(case).within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
@@ -49,7 +49,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets by a number of their own, -100 or 100: no token may be confused with it.
+    # Frameworks mark ignored targets by a number such as -100 or 100; no token may be confused with it.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -58,7 +58,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss with label smoothing is the sum over the vocabulary, as written out, padding ignored."""
+    """The loss with label smoothing is the sum over the vocabulary, as written out, with padding ignored."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -79,7 +79,7 @@ def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[Clai
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
     expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)
-    # A mean of differences of logits has at most the error of two logits.
+    # A mean of differences of logits errs at most as much as two logits.
     budget = 2 * probe.oracle.budget("logits", bench.subject.dtype)
     result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
     yield record.within("loss", result, expected, budget)
@@ -92,13 +92,12 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models in training that normalise by the batch, and one whose encoder is not read by any layer: its gradients are
-zero."""
+"""Models in training that normalize by the batch, and one whose encoder no layer reads: its gradients are zero."""
 
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Of a preset, or another case, with few layers, and its parameters."""
+    """Return the derivatives and parameters of a preset, or another case, with few layers."""
     config = (CASES | HARD_TO_REACH).get(case) or preset(case).resized()
     layers = min(config.num_decoder_layers, 2 if case == "notes-lm" else 1)
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=layers)
@@ -131,7 +130,7 @@ FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
     all_in=("float64",),
 )
 def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The gradient of the loss by every parameter of a model is its derivative by the complex step."""
+    """The gradient of the loss by every parameter of a model equals its derivative by the complex step."""
     left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
     for case in cases:
         if case not in left_out:
@@ -143,7 +142,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """A preset with few layers and a rate of dropout, with masks; and its parameters."""
+    """Return the derivatives, with dropout masks, and the parameters of a preset with few layers."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)
@@ -154,14 +153,14 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
 
 @claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
 def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With shared dropout masks the gradients of the loss are its derivatives by the complex step."""
+    """With shared dropout masks, the gradients of the loss equal its derivatives by the complex step."""
     for case in cases:
         yield from gradients_agree(bench, case, *dropped(case))
 
 
 STEPS = 10
 
-# Some gradients are longer than `max_norm` and some are not; `eps` is large enough to be missed.
+# Some gradients are longer than `max_norm` and some are not; `eps` is large enough to matter.
 TRAININGS = {
     "sgd": Training("sgd", learning_rate=0.1),
     "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),
@@ -173,7 +172,7 @@ TRAININGS = {
     ),
 }
 
-# The reference differentiates by a forward pass for each parameter, so there are few.
+# The reference differentiates by a forward pass for each parameter entry, so the model has few.
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )

@@ -1,1 +1,1 @@
-"""A backend over several ranks, in processes of their own, called as one in this process is."""
+"""A backend over several ranks, in separate processes, called like one in this process."""

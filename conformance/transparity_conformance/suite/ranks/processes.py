@@ -15,21 +15,21 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 PATIENCE = 120.0
-"""Seconds in which every rank has to answer: one that has stopped leaves the others waiting for its part of a sum."""
+"""Seconds for every rank to answer; a stopped rank leaves the others waiting for its part of a sum."""
 
 AFTER_A_FAILURE = 2.0
-"""Seconds in which the others have to answer once a rank has failed."""
+"""Seconds for the others to answer once a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-"""Variables that hide GPUs, of which there is rarely one for each rank."""
+"""Variables that hide GPUs, because there is rarely one for each rank."""
 
 Task = Callable[..., Any]
-"""A function of a module, from the state of a rank and further arguments to what can be pickled."""
+"""A function of a module: it maps the state of a rank and further arguments to a result that can be pickled."""
 
 
 @dataclass
 class State:
-    """What a rank keeps from task to task."""
+    """The state that a rank keeps between tasks."""
 
     module: str
     """The module of the backend over ranks."""
@@ -38,16 +38,16 @@ class State:
 
 
 class RanksError(RuntimeError):
-    """Ranks that have died, that do not answer, or that disagree with each other."""
+    """Ranks have died, do not answer, or disagree with each other."""
 
 
 class Ranks:
-    """Processes of one launch, on the CPU. Every task is done by all of them; `devices` are visible to each.
+    """The processes of one launch, on the CPU; each does every task.
 
     Args:
         module: The module of the backend over ranks.
         count: The number of processes.
-        devices: How many devices XLA makes of a CPU.
+        devices: The number of devices that XLA simulates on a CPU, visible to each process.
     """
 
     def __init__(self, module: str, count: int, devices: int) -> None:
@@ -74,10 +74,12 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks. Raises the error of the first that has one, and `RanksError` if one dies or
-        does not answer; the launch ends if ranks are left that wait."""
+        """Return the results of all ranks; raise the error of the first failed one.
+
+        Raise `RanksError` if a rank dies or does not answer. The launch ends if some ranks are still waiting.
+        """
         if not self.connections:
-            raise RanksError(f"{task.__name__}: the ranks were ended by an earlier failure")
+            raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
         try:
             for connection in self.connections:
                 connection.send((task, given))
@@ -97,7 +99,7 @@ class Ranks:
     def stop(self) -> None:
         """End the processes."""
         for process in self.processes:
-            if process.is_alive():  # the number of one that has ended may be another's by now
+            if process.is_alive():  # another process may reuse the id of one that has ended
                 process.terminate()
             process.join()
         for connection in self.connections:
@@ -105,7 +107,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the ranks' answers, of those that answer in time; once one has failed, others may wait for it."""
+        """Return the answers that arrive in time; once a rank has failed, others may wait for it."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -143,6 +145,6 @@ def _sendable(error: Exception) -> Exception:
     """Return an error that can be pickled, and read where its class is known."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever a framework's error does
+    except Exception:  # noqa: BLE001 - for any error of a framework
         return RanksError(f"{type(error).__name__}: {error}")
     return error

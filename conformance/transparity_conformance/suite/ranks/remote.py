@@ -1,4 +1,4 @@
-"""`transparity.protocol.Backend` over ranks: every rank is asked, and all have to answer alike."""
+"""`transparity.protocol.Backend` over ranks: every rank is called, and all must return the same answer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.suite.ranks.processes import Ranks, RanksError, State
 
 MOST_RANKS = 4
-"""Ranks of a launch, of which a smaller mesh has the first: one launch serves meshes of every size."""
+"""Ranks of a launch; a smaller mesh uses the first ones, so one launch serves all meshes."""
 
 HANDLES = itertools.count()
 LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a column; they are launched if none are alive."""
+    """Return the ranks of a column; launch them if none are alive."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
@@ -40,7 +40,7 @@ class RemoteBackend:
         self.parts, self.mesh = parts, (data, tensor)
 
     def __call__(self, config: TransformerConfig, parameters: Arrays, **how: Any) -> RemoteForward:
-        how.pop("mode", None)  # a mesh has one
+        how.pop("mode", None)  # a mesh has only one mode
         return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
@@ -82,7 +82,7 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Make a model by the backend over a mesh, or by a method of it, whose file may be each rank's."""
+    """Build a model with the backend over a mesh, or with a method of it that may read each rank's own file."""
     backend = _backend(state, mesh)
     if backend.takes_part:
         own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)
@@ -90,7 +90,7 @@ def _make(
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:
-    """Return the backend over a mesh, which all ranks make, those that take no part too."""
+    """Return the backend over a mesh; all ranks build it, including those that take no part."""
     if mesh not in state.objects:
         state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
     return state.objects[mesh]
@@ -99,8 +99,10 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the digest of a result and, from the first rank, the result; None from ranks that take no part. A cache
-    among the results is kept under the number `kept`."""
+    """Return the digest of a result and, from the first rank, the result; None from ranks that take no part.
+
+    A cache among the results is kept under the number `kept`.
+    """
     if handle not in state.objects:
         return None
     if method == "step" and len(given) > 1 and given[1] is not None:
@@ -114,7 +116,7 @@ def _call(
 
 
 def _numbers(value: Any) -> Any:
-    """Return a result with every array as one of NumPy."""
+    """Return a result with every array as a NumPy array."""
     if isinstance(value, dict):
         return {name: _numbers(held) for name, held in value.items()}
     if isinstance(value, list | tuple):

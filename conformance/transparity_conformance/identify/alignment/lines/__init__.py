@@ -1,1 +1,1 @@
-"""The lines of a port: in which a wrong number is made, and at which two calls part."""
+"""Lines of a port: where a wrong number is computed, and where two calls diverge."""

@@ -1,7 +1,7 @@
-"""The line of a port in which a step with a cache parts from the forward pass without one.
+"""Find the line at which a port's step with a cache diverges from its forward pass without one.
 
-A right step computes again what the forward pass computes at the same positions, so that each of its numbers is among
-those of the pass: the first that is not is where the cache goes wrong.
+A right step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
+not contain is the fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transparity_conformance.running.process.running import listen_in_full
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """A wrong step of a port: what it computed, and the positions behind its last token and the last of all."""
+    """A wrong step of a port: its operations, the end of its chunk, and the length of the input."""
 
     operations: Sequence[Operation]
     logits: np.ndarray
@@ -37,7 +37,7 @@ class _Step:
 
 
 def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe]) -> Report:
-    """Add to the divergence of a port's steps the line where the first wrong one parts from the forward pass."""
+    """Add to a divergence of a port's steps the line where the first wrong step leaves the forward pass."""
     for index, fault in enumerate(report.faults):
         if fault.where != "step" or not math.isfinite(fault.error) or fault.probe not in probes:
             continue
@@ -45,25 +45,25 @@ def with_line_of_step(report: Report, forward: Any, probes: Mapping[str, Probe])
             source = _line(forward, probes[fault.probe], fault.budget, fault.error)
         except PortProcessError:
             raise
-        except (PortError, TypeError) as error:  # the latter of a step that returns something else this time
-            return report.adding(notes=[f"the port could not be listened to while it decodes: {error}"])
+        except (PortError, TypeError) as error:  # TypeError: the step returned something else this time
+            return report.adding(notes=[f"the port's decoding steps could not be recorded: {error}"])
         found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
         return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))
     return report
 
 
 def _line(forward: Any, probe: Probe, budget: float, error: float) -> Source | None:
-    """The line of the first wrong number of the first wrong step, of one row if it is wrong there."""
+    """Return the line of the first wrong number in the first wrong step, on one row if that row is wrong."""
     for rows in (aligned_probe(probe), probe):
         for request in step_requests({rows.name: rows}).values():
             step = _first_wrong(forward, rows, request.sizes, budget)
-            if step is not None and step.operations:  # an artefact that tells its own has none of its steps
+            if step is not None and step.operations:  # an artefact that reports its own steps has no operations
                 return _parting(step, _right_ones(forward, rows), budget, error)
     return None
 
 
 def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
-    """The first step whose logits are wrong, decoded again and listened to; None if none is."""
+    """Decode again and record the first step with wrong logits; return None if every step is right."""
     expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
     for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
         seen = judged[:, chunk]
@@ -73,7 +73,7 @@ def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float
 
 
 def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
-    """Decode, and yield the positions of every step, its logits, and the cache behind it."""
+    """Decode, and yield for every step its positions, its logits and the cache after it."""
     begin, cache = 0, None
     for size in sizes:
         chunk = slice(begin, begin + size)
@@ -84,7 +84,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Decode anew, for a cache may be written in place, and listen to the step of this number, from 0."""
+    """Decode again, because a cache may be modified in place, and record step `number`, counted from 0."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)
@@ -94,23 +94,27 @@ def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _St
 
 
 def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The tokens of a step, and its further inputs."""
+    """Return the tokens of a step and its further inputs."""
     tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
     return tokens, named_inputs(probe, slice(None), chunk)
 
 
 def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
-    """All that the port computes without a cache."""
+    """Return everything that the port computes without a cache."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     return listen_in_full(forward, "", **inputs)[1]
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """The line of the first number on the way to the logits that is not among the `right` ones, and leads to none that
-    is made by the same line there."""
+    """Return the line of the first number on the path to the logits that is not among the `right` ones.
+
+    Its line must not lead to right numbers elsewhere in the step.
+    """
     port, largest = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / largest
-    near = math.sqrt(budget * min(error, largest)) / largest  # next to the error, a number is right or wrong
+    near = (
+        math.sqrt(budget * min(error, largest)) / largest
+    )  # relative to the error, a number is clearly right or wrong
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
@@ -127,7 +131,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 class _Lines:
-    """Operations by the lines on their stacks."""
+    """Operations by their line and callers."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
@@ -136,7 +140,7 @@ class _Lines:
                 self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
     def same(self, operation: Operation) -> Sequence[Operation]:
-        """Those of the same line with the most callers in common; none of a line that ran in the step alone."""
+        """Return the operations of the same line that share the most callers, if any."""
         for count in range(len(operation.stack), 0, -1):
             if found := self.by_lines.get((operation.name, operation.stack[:count])):
                 return found
@@ -144,7 +148,7 @@ class _Lines:
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether the numbers of a step are those of the forward pass at its positions, or at all up to its last."""
+    """Return whether the forward pass contains a step's numbers, at the step's positions or at all up to its last."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -153,8 +157,10 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """The parts of an axis that may be the same: all of it; of positions, the last ones up to the step's; of a buffer
-    for more positions, those that are written."""
+    """Yield the parts of an axis that may agree.
+
+    They are the whole axis, the last positions up to the step's, or the written part of a larger buffer.
+    """
     if size == whole:
         yield slice(None), slice(None)
     if whole == step.length and size <= step.end:
@@ -164,7 +170,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def _is_near_to(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
-    """Return whether the parts are near to each other, and what is left of a buffer is one number."""
+    """Return whether the parts agree and the rest of a buffer has only one value."""
     own, theirs = value[tuple(cut for cut, _ in cuts)], whole[tuple(cut for _, cut in cuts)]
     rest = value.copy()
     rest[tuple(cut for cut, _ in cuts)] = np.nan

@@ -1,5 +1,6 @@
-"""Values whose roles nothing tells: of a port whose taps were found by their numbers, two weights that are exchanged
-and two values that are taken for each other behind them are one program.
+"""Faults that no value tells apart: swapped weights, and values that are later used in each other's place.
+
+If taps were matched only by their numbers, both are the same program.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from transparity_conformance.report.report import Divergence, Report
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the exchanges of weights that make the same numbers, had their taps no names.
+    """Add to each divergence the swaps of weights that give the same numbers when taps have no names.
 
     Args:
-        actual: what the port showed by itself, under the names that it gave.
+        actual: what the port showed, under its own names.
     """
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
@@ -48,7 +49,7 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """The exchanges of two weights whose taps are in front of a tap, in its sublayer, and were found by value."""
+    """Yield the swaps of two weights of the sublayer whose taps precede `where` and were matched by value."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):
@@ -57,7 +58,8 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference with other weights makes the port's value at a tap, their own taps left out."""
+    """Return whether the reference with swapped weights computes the port's value at a tap; the swapped taps are left
+    out."""
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

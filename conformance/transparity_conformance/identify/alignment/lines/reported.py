@@ -1,4 +1,4 @@
-"""Add the lines of a port to what is known to be wrong."""
+"""Add lines of the port to a report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from transparity_conformance.catalogue import faults_at
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
 from transparity_conformance.diagnosis.walk import Impossible
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
@@ -19,17 +20,38 @@ from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.report.check.findings import spread
+from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.report import Cause, Divergence, Report
 
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the port to every divergence whose operation was heard, and the notes on listening."""
+    """Add the port's line to every divergence whose operation was recorded, and the notes of the recording."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
-    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *heard.notes))
+    changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
+    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
+
+
+def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
+    """The part of a right activation that the line of a fault changes, if it leaves the rest unchanged."""
+    call = heard.calls.get(fault.probe)
+    if call is None or fault.source is None or fault.where not in call.numbers:
+        return
+    line, parts = PortLine(**fault.source), []
+    for operation in call.operations:
+        if operation.source is None or (operation.source.file, operation.source.line) != (line.file, line.line):
+            continue
+        for given in (call.operations[index].value for index in {*operation.inputs} & {*call.numbers.values()}):
+            if given.shape == operation.value.shape and given.ndim in (3, 4):
+                errors = error_profile(operation.value, given).items()
+                parts.append({axis: list(each) for axis, each in errors if 0 < np.count_nonzero(each) < len(each)})
+    if any(parts):
+        least = min(filter(None, parts), key=lambda part: sum(map(np.count_nonzero, part.values())))
+        yield f"{line.place} changes only {'; '.join(spread(least, fault.budget))}"
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line to the first divergence alone, which is quick."""
+    """Add the line only to the first divergence, which is fast."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -39,7 +61,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
     if call is None or fault.where not in call.numbers:
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # found in the logits alone: the operation that computes the tap of the fault
+    if site in call.numbers:  # found only in the logits: the operation that computes the tap of the fault
         source = call.operations[call.numbers[site]].source
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
@@ -55,8 +77,10 @@ def _line(
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
-    """The line of the first wrong number of a segment, or the one that gave it the wrong parameters; `besides`, what
-    other causes make wrong there."""
+    """Return the line of the first wrong number of a segment, or the line that passed it wrong parameters.
+
+    `besides` lists other faults in the segment.
+    """
     segment = (fault.where, fault.error, fault.budget)
     index = operation_of(probe, call.operations, call.taps, call.numbers, *segment, besides)
     source = call.operations[index].source
@@ -67,7 +91,7 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """The line with the columns of all its operations in a segment: any of them may be the wrong one."""
+    """Return the line with the columns of all its operations in a segment, because any of them may be the wrong one."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -76,7 +100,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """The divergence with a line for each of several causes: that of the first wrong number with the others known."""
+    """Give each of several causes its own line: the first wrong number when the other causes are known."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -94,7 +118,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """A cause as it was put into the reference at the tap `where`; None if it is no fault of the catalogue there."""
+    """Return the hypothesis of a cause at the tap `where`; None if the catalogue has no such fault there."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -106,7 +130,7 @@ def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """The right taps of the same kind at which the causes could act, too; without a cause, all of that kind."""
+    """Return the right taps of the same kind at which the causes could act; without causes, all of them."""
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]
@@ -115,6 +139,6 @@ def _right_alike(
 
 
 def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
-    """Return whether an error is so large that the same line, were it wrong, would show it in every tap."""
+    """Return whether an error is so large that the same wrong line would show it at every tap."""
     largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
     return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

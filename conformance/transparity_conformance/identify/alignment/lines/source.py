@@ -1,4 +1,4 @@
-"""The line of the port in which the first wrong number of a segment was made, or which gave it the wrong parameters."""
+"""The line of the port that computed the first wrong number of a segment, or that passed it the wrong parameters."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def operation_of(
     budget: float,
     besides: Sequence[Hypothesis] = (),
 ) -> int:
-    """Find the first operation that leads to the wrong tap `where` and to nothing right; the tap's own without a line.
+    """Find the first operation that leads to the wrong tap `where` and to nothing right.
 
-    If there is none, because an operation is missing, it is the one that uses the value in its stead.
-
-    A number is right if the reference computes it, too, on its way from the port's own activations to this tap.
+    If an operation is missing, no number is wrong; then return the operation that uses the value in its place. If the
+    operation has no line, return the operation of the tap. A number is right if the reference also computes it on the
+    way from the port's activations to this tap.
 
     Args:
         operations: everything that the port computed.
         taps: its activations.
         numbers: the operation that computed each of them.
-        error, budget: of the segment; a number is wrong if it is further off than rounding, next to the error.
-        besides: other faults of the segment, whose numbers are not looked for.
+        error, budget: of the segment; they set the tolerance that separates rounding from the error.
+        besides: other faults of the segment, whose numbers are not searched.
     """
     end = numbers[where]
-    # Scores that are masked already are right where they are seen alone: the mask in them is not known to be.
+    # Scores that are masked already are right where they are visible; their mask may be wrong.
     masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
     everything = intermediates(probe, given, [*probe.oracle.expected][-1])
@@ -63,14 +63,14 @@ def operation_of(
 
 
 def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
-    """The probe with the configuration of each fault that changes one."""
+    """Yield the probe with the configuration of each fault that changes fields."""
     for each in faults:
         if each.fault.fields:
             yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """The first operation that makes other numbers of those of `end`: what should be between them is missing."""
+    """Return the first operation that computes new numbers from `end`; an operation is missing there."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
@@ -82,14 +82,14 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
-    """Return whether the tap `where` has the numbers of one that it is made from."""
+    """Return whether the tap `where` has the numbers of one of its inputs."""
     ours = operations[numbers[where]].value
     same = {tap for tap, index in numbers.items() if tap != where and same_numbers(operations[index].value, ours)}
     return bool(same and same & flow_of(probe).inputs[where])
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """The operations of the segment of `end` that are wrong and lead to nothing right."""
+    """Return the operations of the segment of `end` that are wrong and lead to nothing right."""
     segment = segment_of(operations, end, known - {end})
     flows = _flows(operations, segment, known)
     is_right: dict[int, bool] = {}
@@ -103,14 +103,14 @@ def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _R
 
 
 def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
-    """The operations from which `end` is made without passing through a known one, in order, `end` included."""
+    """Return the operations from which `end` is made without passing through a known one, in order, including `end`."""
     return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
 
 def behind_taps(
     operations: Sequence[Operation], numbers: Mapping[str, int], taps: Collection[str]
 ) -> Iterator[Operation]:
-    """Yield the operations that make taps of those in front of them.
+    """Yield the operations that compute `taps` from the taps before them.
 
     Args:
         numbers: the operation that computed each tap.
@@ -121,8 +121,7 @@ def behind_taps(
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation computes nothing, but takes a part of what it is given, or, turn by turn, ever more
-    of it, as a cache is read."""
+    """Return whether an operation only selects a part of its input, or a growing part each turn, as a cache is read."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
@@ -132,7 +131,7 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
 
 
 def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
-    """The operations of a segment that depend on a tap; the others build tables, of angles or masks."""
+    """Return the operations of a segment that depend on a tap; the others build tables of angles or masks."""
     flows: set[int] = set()
     for index in segment:
         if any(each in known or each in flows for each in operations[index].inputs):
@@ -141,7 +140,7 @@ def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[i
 
 
 class _Right:
-    """The numbers that are right, whatever their order."""
+    """Right numbers, in any order."""
 
     def __init__(
         self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], masks: Sequence[np.ndarray], heads: int
@@ -154,9 +153,10 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether these numbers are right to `tolerance` of the largest; of a table, each by itself.
+        """Return whether the numbers are right, within `tolerance` of the largest; a table's numbers are looked up one
+        by one.
 
-        Positions and other whole numbers, and one number everywhere, are right in every table.
+        Integer tables such as positions, and constant tables, are always right.
         """
         sketch = _sketch(value)
         allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
@@ -172,7 +172,8 @@ class _Right:
         return any(self._is_in_place(each, value, allowed) for each in ours)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether masked scores are right: masked where the reference masks some, and its own elsewhere."""
+        """Return whether masked scores are right: masked as some mask of the reference, and equal to its scores
+        elsewhere."""
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
@@ -182,13 +183,13 @@ class _Right:
         return is_mask and any(is_near(*each, allowed) for each in seen)
 
     def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
-        """Return whether the same numbers are in the same places, if there are axes in which to read them."""
+        """Return whether the same numbers are in the same places, for some order of the axes."""
         ways = layouts(ours.shape, value.shape, self.heads)
         return not ways or any(is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
 
 
 def _hides(scores: np.ndarray) -> np.ndarray:
-    """True for every score that is masked, whatever number stands for it."""
+    """Return True for every masked score, whatever number masks it."""
     return scores < EXACT_MASK_BELOW
 
 
@@ -201,7 +202,7 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether every one of the sorted `values` is in the sorted `table`, however often."""
+    """Return whether each of the sorted `values` is in the sorted `table`; repetitions are allowed."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)

@@ -1,4 +1,4 @@
-"""The line and the tap at which a port makes other numbers the second time."""
+"""The line and the tap at which two equal calls of a port diverge."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from transparity_conformance.running.process.running import run_listening
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add to the divergence of a port that answers the same tokens differently the line where two calls part, and the
-    tap of which it makes other numbers."""
+    """Add to the divergence of a nondeterministic port the line and the tap where two calls diverge."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)
@@ -29,7 +28,7 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
     except PortProcessError:
         raise
     except PortError as error:
-        return report.adding(notes=[f"the port could not be listened to: {error}"])
+        return report.adding(notes=[f"the port's operations could not be recorded: {error}"])
     pairs = itertools.zip_longest(once, again[: len(once)])
     parting = [index for index, (one, other) in enumerate(pairs) if other is None or not _is_same(one, other)]
     first, *others = report.faults
@@ -42,7 +41,7 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 
 
 def _placed(divergence: Divergence, tap: str) -> Divergence:
-    """The divergence with the tap at which its cause acts, if it is known."""
+    """Return the divergence with the tap at which its cause acts, if it is known."""
     if not tap:
         return divergence
     placed = (dataclasses.replace(each, says=f"{each.says}, at {tap}", at=tap) for each in divergence.causes)
@@ -52,11 +51,11 @@ def _placed(divergence: Divergence, tap: str) -> Divergence:
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """The last tap that a port computes as the reference does before two of its calls part; empty if there is none.
+    """Return the last tap that the port computes as the reference does before two of its calls diverge; empty if none.
 
     Args:
-        operations: those of one of the calls, of a row without padding.
-        parting: the numbers of those that had other values in the other call.
+        operations: the operations of one call, on a row without padding.
+        parting: the numbers of the operations whose values differ in the other call.
         answer: the logits.
         dtype: the precision of the port.
     """

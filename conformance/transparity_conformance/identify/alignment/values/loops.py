@@ -1,4 +1,4 @@
-"""Loops of a port over heads, rows or tokens, as if each were one operation on an array with one more axis."""
+"""Replace a port's loops over heads, rows or tokens by one operation with one more axis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """The operations of a call with those of a loop stacked: a head's of each head, a token's of each token.
+    """Return the operations of a call with loops stacked: over heads on a heads axis, over tokens on a tokens axis.
 
-    Only what is repeated as often as there are heads, rows or tokens is taken for a loop. Each turn may read what
-    earlier turns have made by then, as a cache is read.
+    Only code that repeats as often as there are heads, rows or tokens counts as a loop. A turn may read results of
+    earlier turns, as from a cache.
     """
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
@@ -26,7 +26,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """As `without_loops`, for tokens of these shapes (batch, length) and any of these numbers of heads."""
+    """Stack the loops over tokens of these shapes (batch, length) and over any of these numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -40,7 +40,8 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """One operation for each group; its inputs are those of all of its members, through operations in no group."""
+    """Return one operation for each group, with the inputs of all its members; operations in no group are passed
+    through."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -61,7 +62,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The values on a new first axis; one that grows with every turn ends in zeros."""
+    """Stack the values on a new first axis, padding smaller ones with zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -70,10 +71,9 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """The operations of a port that is called with a token at a time: those that it runs for every token, and those
-    before and behind; none if it is not called so.
+    """Return the groups of operations of a port that is called with one token at a time; empty if it is not.
 
-    Steps differ in how they read and write a cache.
+    Steps may differ in how they read and write a cache.
     """
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
@@ -99,7 +99,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """The operations, those of a loop at the same place of its body together."""
+    """Group operations at the same place of a loop's body."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -114,9 +114,9 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """The length of the body and the turns of a loop that begins here, that with the shortest body; (1, 1) for none.
+    """Return the length of the body and the turns of the loop that starts here, with the shortest body; (1, 1) if none.
 
-    A body of one operation is none: the parts into which an array is split are heard as such.
+    A body of one operation does not count: splitting an array records one operation for each part.
     """
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
@@ -131,7 +131,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether the turns are alike, and each reads, of all turns, only what stands before it in the body."""
+    """Return whether the turns are alike, and each reads only earlier places of the body, of any turn."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:

@@ -1,1 +1,1 @@
-"""The calls of a model that is fitted: their inputs, and the longest of them."""
+"""Inputs for the calls of a fitted model, and the longest input that it takes."""

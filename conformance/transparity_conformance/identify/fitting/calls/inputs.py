@@ -1,4 +1,4 @@
-"""The calls of a model that is fitted: tokens, some of which may be padding, masks, images and audio."""
+"""Inputs for a fitted model: tokens, some of which may be padding, masks, images and audio."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of a source, or of a lone stack's tokens, and of a target, the first that the module takes."""
+"""Lengths of the source (or of a single stack's tokens) and of the target; the first that the module takes is used."""
 
 MULTIPLES = (64, 128)
-"""Lengths that are multiples of what a model may cut them into."""
+"""Lengths for models that cut their input into chunks of 64 or 128."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 """Names of a source that is audio."""
 
 FIRST, LAST = 12, 4
-"""Tokens at the two ends of a large vocabulary that are tried as padding."""
+"""The tokens at both ends of a large vocabulary that may be padding."""
 
 MOST = 512
-"""Rows of a table that may be one for each position of the only length that a module takes."""
+"""The most rows of a table that may have one row per position of the only length that a module takes."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """The sizes of the tables that the module's inputs look up, and inputs that it takes: plain tokens, an image, or
-    frames of audio beside tokens."""
+    """Return the rows of the tables that the inputs look up, and inputs that the module takes.
+
+    The inputs are plain tokens, an image, or frames of audio with tokens.
+    """
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
@@ -43,9 +45,9 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     try:
         return _of_tokens(subject)
     except FitError as error:
-        if not subject.values or "attention_mask" in subject.names:  # it hides tokens
+        if not subject.values or "attention_mask" in subject.names:  # an attention_mask hides tokens
             raise
-        # what takes one input, or two, does not say that the first is an image, or audio
+        # The names of one or two unnamed inputs do not show whether the first is an image or audio.
         other = _as_image if subject.inputs == ("tokens",) else _with_frames
         try:
             return other(subject)
@@ -67,7 +69,7 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Frames of audio, of the sizes that the module takes, and tokens."""
+    """Find frames of audio, of the sizes that the module takes, and tokens."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
 
     def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:
@@ -82,7 +84,7 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Tokens of the first lengths that the module takes, beside what is `given`."""
+    """Find tokens of the first lengths that the module takes, together with what is `given`."""
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -101,8 +103,10 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
-    """What `taken` returns of the first of the options that the module takes; raises its first error if it takes none,
-    or `without` if there is no option."""
+    """Return the result of `taken` for the first option that the module takes.
+
+    If it takes none, raise the first error; if there is no option, raise `without`.
+    """
     errors = [FitError(without)]
     for each in options:
         try:
@@ -115,18 +119,18 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
-    """The rows of the tables that the tokens, and their types, look up."""
+    """Return the number of rows of the tables that the tokens and their types look up."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
         left = {each: value for each, value in subject.values.items() if name in subject.tokens or each not in used}
         table = table_of(heard.operations, heard.inputs[name], left)
-        if table is None and name == "token_types":  # it takes some, but has no table of its own for them
+        if table is None and name == "token_types":  # it takes token types, but has no table for them
             del subject.names[name]
             continue
         if table is None:
             raise FitError(
-                f"No operation looks rows of a parameter up by the {name}; expected a table of embeddings, and all "
+                f"No operation looks up rows of a parameter by the {name}; expected a table of embeddings, and all "
                 "tokens in one call."
             )
         used.add(table)
@@ -135,7 +139,7 @@ def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
 
 
 def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
-    """Tokens of which none is likely to be padding, all different in a row if there are as many."""
+    """Draw tokens that are unlikely to be padding, distinct within a row if possible."""
     usual = np.arange(4, size - 1) if size > 8 else np.arange(size)
     rows = [random.permutation(np.resize(random.permutation(usual), length)) for _ in range(BATCH)]
     return np.stack(rows)
@@ -154,7 +158,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """The inputs with some tokens masked, in each row others."""
+    """Return the inputs with some tokens masked, different ones in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -162,7 +166,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Rows in which every token that may be padding is behind one that is plain; an image has none, and is turned."""
+    """Return rows in which every candidate padding token follows a plain token; an image is flipped instead."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
@@ -188,18 +192,17 @@ def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
 
 BATCH = 3
 
-NO_IMAGES = "The module takes images, and none of its parameters is a map of square patches; expected one, as a kernel "
+NO_IMAGES = "The module takes images, but no parameter maps square patches; expected one, as a kernel "
 NO_IMAGES += "whose stride is its size or as a matrix."
 
-NO_FRAMES = "The module takes frames of audio, and none of its parameters are two convolutions over time of width 3, "
-NO_FRAMES += "one behind the other; expected them."
+NO_FRAMES = "The module takes frames of audio, but it lacks two successive convolutions over time of width 3."
 
 
 def take_image(subject: FittedModel) -> np.ndarray:
-    """Random images of the first size that the module takes; `subject` knows the positions that they become."""
+    """Return random images of the first size that the module takes, and set the number of positions on `subject`."""
 
     def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # unknown until the call is taken apart
+        subject.positions = {"pixels": 1}  # unknown until the call is analysed
         found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
         subject.positions = {"pixels": found.length(BATCH)}
         more = found.fields["patch_size"]
@@ -211,12 +214,12 @@ def take_image(subject: FittedModel) -> np.ndarray:
 
 
 def drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers that are all different."""
+    """Draw distinct numbers."""
     return subject.random.normal(size=(BATCH, *shape)).astype(np.float32)
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """The most tokens that the module answers, at most those of a configuration that names no length.
+    """Return the most tokens that the module answers, at most the default `max_length`.
 
     Args:
         subject: the module.

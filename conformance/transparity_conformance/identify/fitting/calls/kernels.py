@@ -1,4 +1,4 @@
-"""The kernels of a module that may read patches of an image, or frames of audio, and the inputs that they fit."""
+"""Kernels that may read patches of an image or frames of audio, and the shapes of inputs that fit them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from transparity_conformance.oracle.oracle import Arrays
 
 CHANNELS = (3, 1)
-"""Channels of an image, where a matrix of whole patches does not tell them."""
+"""Channels of an image, where a matrix of whole patches does not show them."""
 
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
-"""Patches of a side, where no table of positions tells their number."""
+"""Patches of a side, where no table of positions shows their number."""
 
 USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
-"""Frames, where no table of positions tells their number."""
+"""Frames, where no table of positions shows their number."""
 
 TAPS = 3
 """Frames that a convolution over time reads."""
@@ -26,7 +26,7 @@ TAPS = 3
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A map of patches: (features, channels · patch · patch), the pixels of a patch channel by channel, row by row."""
+    """A map of patches (features, channels · patch · patch), with a patch's pixels channel by channel, row by row."""
 
     name: str
     matrix: np.ndarray
@@ -34,7 +34,7 @@ class Kernel:
     patch: int
 
     def cut(self, pixels: np.ndarray) -> np.ndarray:
-        """The patches of images (batch, patches, numbers)."""
+        """Return the patches of images, as (batch, patches, numbers)."""
         batch, channels, height, width = pixels.shape
         size = self.patch
         parts = pixels.reshape(batch, channels, height // size, size, width // size, size)
@@ -42,11 +42,11 @@ class Kernel:
 
 
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
-    """Every parameter that may be a map of patches: kernels of convolutions first, then matrices, whose numbers may be
-    those of a patch in any order of its axes."""
+    """Yield every parameter that may map patches: convolution kernels first, then matrices, in any order of a patch's
+    axes."""
     for name, value in values.items():
         if value.ndim == 4:
-            for moved in (value, value.transpose(3, 2, 0, 1)):  # as of PyTorch and of flax
+            for moved in (value, value.transpose(3, 2, 0, 1)):  # the layouts of PyTorch and flax
                 if moved.shape[2] == moved.shape[3]:
                     yield Kernel(name, moved.reshape(len(moved), -1), moved.shape[1], moved.shape[2])
     for (name, value), channels in itertools.product(values.items(), CHANNELS):
@@ -57,7 +57,7 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
 
 
 def _in_every_order(name: str, matrix: np.ndarray, channels: int, patch: int) -> Iterator[Kernel]:
-    """A matrix of patches whose numbers are in our order (channels, height, width), or in another."""
+    """Yield a matrix of patches read in each order of the axes (channels, height, width)."""
     sizes = (channels, patch, patch)
     for order in itertools.permutations(range(3)):
         stored = matrix.reshape(len(matrix), *(sizes[axis] for axis in order))
@@ -66,7 +66,7 @@ def _in_every_order(name: str, matrix: np.ndarray, channels: int, patch: int) ->
 
 
 def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """The shapes (channels, height, width) of images that a module may take, the likeliest first."""
+    """Yield shapes (channels, height, width) of images that a module may take, most likely first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
@@ -77,20 +77,20 @@ def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
 
 
 def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """Every kernel of a convolution over time, as (features out, features in, 3)."""
+    """Yield every kernel of a convolution over time, as (features out, features in, 3)."""
     for name, value in values.items():
         if value.ndim == 3 and value.shape[2] == TAPS:
             yield name, value
         elif value.ndim == 3 and value.shape[0] == TAPS:
-            yield name, value.transpose(2, 1, 0)  # as of flax
+            yield name, value.transpose(2, 1, 0)  # flax's layout
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
-    """The shapes (mel bins, frames) of spectrograms that a module may take, the likeliest first.
+    """Yield shapes (mel bins, frames) of spectrograms that a module may take, most likely first.
 
     Args:
         values: its parameters.
-        tables: these, and what it keeps besides, by name.
+        tables: its parameters and buffers, by name.
     """
     kernels = list(convolutions(values))
     for (_, first), (_, second) in itertools.permutations(kernels, 2):

@@ -1,4 +1,4 @@
-"""The front end of an encoder of images or of audio, by value: patches or convolutions, a class token, positions."""
+"""Identify the front end of an image or audio encoder by value: patches or convolutions, class token, positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_numpy.inputs.frames import convolved
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
-    """What a module makes of images, in front of its first layer."""
+    """Return the embedding of images before the first layer."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
@@ -31,15 +31,15 @@ def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
             if found is not None:
                 return found
     raise ForeignError(
-        "No operation is a linear map of square patches of the image, of which the sum with positions (behind a class "
-        "token, if there is one) is what the first layer reads."
+        "The image embedding was not recognized. Expected a linear map of square patches, an optional class token, and "
+        "positions that are added before the first layer."
     )
 
 
 def _with_class_token(
     kernel: Kernel, bias: str | None, patches: np.ndarray, operations: Sequence[Operation], values: Arrays
 ) -> Embedding | None:
-    """The embedding of patches, alone or behind one of the module's vectors."""
+    """Return the embedding of patches, with or without one of the module's vectors as the class token."""
     width = patches.shape[-1]
     others = {name: each for name, each in values.items() if name not in (kernel.name, bias)}
     vectors = [name for name, each in others.items() if each.size == width]
@@ -59,7 +59,7 @@ def _with_class_token(
 
 
 def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
-    """What a module makes of frames of audio, in front of the encoder's first layer."""
+    """Return the embedding of frames of audio before the encoder's first layer."""
     frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
     kernels = list(convolutions(values))
     for (first, one), (second, other) in itertools.permutations(kernels, 2):
@@ -76,15 +76,15 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
                     fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
                     return found.of_signal(parameters, fields, names)
     raise ForeignError(
-        "The frames of audio go through no two convolutions over time of width 3, each with a bias and GELU behind it, "
-        "the second of stride 2, to which positions are added; expected those of Whisper."
+        "The audio embedding was not recognized. Expected Whisper's: two convolutions over time of width 3 with bias "
+        "and GELU, the second of stride 2, then positions."
     )
 
 
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """GELU of a convolution of `x`, where an operation has it, and the name of its bias."""
+    """Yield GELU of a convolution of `x`, where an operation computes it, with the name of its bias."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel.reshape(len(kernel), -1), "bias": bias}, x, stride)
@@ -93,10 +93,10 @@ def _convolved(
 
 
 def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
-    """A convolution's parameters by our names."""
+    """Return a convolution's parameters by the reference's names."""
     return {f"{which}_convolution.weight": kernel.reshape(len(kernel), -1), f"{which}_convolution.bias": bias}
 
 
 def tables_of(values: Arrays, width: int) -> Arrays:
-    """The parameters that may be tables of positions, without axes of one row in front."""
+    """Return the parameters that may be tables of positions, without leading axes of one row."""
     return {name: value.reshape(-1, width) for name, value in values.items() if value.shape[-1:] == (width,)}

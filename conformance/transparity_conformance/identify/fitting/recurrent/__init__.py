@@ -1,1 +1,1 @@
-"""Recurrences in place of attention: found by their convolutions over time, and read off their values."""
+"""Fit recurrences that replace attention: find their convolutions over time, and identify their features by value."""

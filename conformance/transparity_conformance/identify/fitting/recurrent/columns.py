@@ -1,4 +1,4 @@
-"""Features of linear maps, told apart by their values, however the maps pack them."""
+"""Identify features of linear maps by value, in whatever order the maps pack them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Columns:
 
     @property
     def made(self) -> np.ndarray:
-        """The results (rows, features)."""
+        """Return the results, as (rows, features)."""
         return np.concatenate([each.made for each in self.maps], axis=1)
 
     def matching(
@@ -28,11 +28,13 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """For each feature of `wanted` (rows, features), the number of that from which `by` makes it, `times` the same
-        feature of another value; None if one has none, or two have the same."""
+        """Return, for each feature of `wanted` (rows, features), the number of the feature from which `by` computes it.
+
+        `times` multiplies each computed feature. Return None if a feature has no source, or if two features share one.
+        """
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
-        # a few rows leave few candidates
+        # Compare a few rows first; few candidates remain.
         few = np.linspace(0, len(wanted) - 1, min(5, len(wanted))).astype(int)
         products = times[few][:, :, None] * made[few][:, None, :]
         near = (np.abs(wanted[few][:, :, None] - products) <= SAME * scale).all(0)
@@ -46,7 +48,7 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """The map to these features; its bias is 0 where the others of its kind have one."""
+        """Return the map to these features; its bias is 0 where only the other maps have one."""
         sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]
@@ -64,6 +66,6 @@ class Columns:
         )
 
     def without(self, *taken: Sequence[int]) -> list[int]:
-        """The features that are in none of `taken`, in order."""
+        """Return, in order, the features that are in none of `taken`."""
         used = {each for group in taken for each in group}
         return [each for each in range(self.made.shape[1]) if each not in used]

@@ -1,4 +1,4 @@
-"""Causal convolutions over time, one feature at a time, found by value: what they read, and what silu makes of it."""
+"""Find causal convolutions over time, one feature at a time, by value: their inputs, and silu of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.convolution import causal_convolution
 
 NEAR = 16
-"""Operations from what a convolution reads to the silu of its result."""
+"""Operations between a convolution's input and silu of its result."""
 
 WIDEST = 16
 """The most positions that a convolution may read."""
@@ -25,24 +25,27 @@ WIDEST = 16
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution with silu behind it."""
+    """A convolution followed by silu."""
 
     at: int
     """The index of the operation that made its result."""
     given: np.ndarray
-    """What it reads (batch, length, features)."""
+    """The input (batch, length, features)."""
     made: np.ndarray
-    """Its result behind silu (batch, length, features)."""
+    """The result after silu (batch, length, features)."""
     kernel: np.ndarray
     """(features, width)."""
     bias: np.ndarray | None
     names: tuple[str, ...]
-    """Of its parameters."""
+    """The module's names of the parameters."""
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters that may be kernels, as (features, width): of PyTorch (features, 1, width), of flax (width, 1,
-    features), or matrices. A narrow model may have fewer features than positions, so that both orders are tried."""
+    """Yield the parameters that may be kernels, as (features, width).
+
+    PyTorch stores (features, 1, width), flax (width, 1, features), and others matrices. A narrow model may have fewer
+    features than positions, so both orders are tried.
+    """
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
         if matrix.ndim != 2:
@@ -53,7 +56,7 @@ def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:
-    """Every convolution of a call, in the order of the operations."""
+    """Return every convolution of a call, in the order of the operations."""
     found = []
     rows = functools.cache(lambda features: _rows_of(operations, (batch, length, features)))
     for name, kernel in kernels_over_time(values):
@@ -65,8 +68,10 @@ def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int,
 
 
 def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
-    """The values of a size, as (batch, length, features), with the index of their operation: features are last, or
-    behind the batch."""
+    """Return the values of a size as (batch, length, features), with the index of their operation.
+
+    A value's features may be its last axis, or the axis after the batch.
+    """
     batch, length, features = shape
     found: list[tuple[int, np.ndarray]] = []
     for index, operation in enumerate(operations):
@@ -85,10 +90,10 @@ def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> li
 def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    """Where silu of a kernel's convolution is an operation."""
+    """Yield the uses of a kernel: operations that are silu of its convolution."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
-        # The first position reads itself alone: most of all pairs are told apart by it, at little cost.
+        # The first position reads only itself, which excludes most pairs at little cost.
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 1 + NEAR]:
             for bias, begin in begins.items():
@@ -103,8 +108,7 @@ def _convolved(kernel: np.ndarray, given: np.ndarray, bias: np.ndarray) -> np.nd
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """The convolutions of each layer, with the maps of its input; raises `FitError` for one that reads no map's
-    results."""
+    """Return the convolutions of each layer with the maps of its input; raise `FitError` for one without such a map."""
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)
@@ -116,10 +120,10 @@ def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[
 
 
 def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
-    """The last map in front of a convolution that makes the first feature that this reads."""
+    """Return the last map before a convolution that computes the first feature of its input."""
     first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
     for one in reversed(maps):
         is_before = one.at < convolution.at and len(one.made) == len(first)
         if is_before and any(is_same(column, first) for column in one.made.T):
             return one
-    raise FitError(f"The convolution of {convolution.names[0]} reads no features of a linear map; expected those.")
+    raise FitError(f"The convolution of {convolution.names[0]} does not read the output of a linear map; expected one.")

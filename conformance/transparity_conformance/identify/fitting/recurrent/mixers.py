@@ -1,4 +1,4 @@
-"""A recurrence, taken apart: its features by their role, told by whether the reference then computes what it does."""
+"""Split a recurrence into features by role; a split is right if the reference then computes the same result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_numpy.mixers.table import MIXERS
 from transparity_numpy.state.context import LayerContext
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
-"""The orders of Qwen3-Next and of Mamba-2, which are tried first."""
+"""The orders of Qwen3-Next and Mamba-2, which are tried first."""
 
 NEITHER = "A layer with a convolution over time is neither a gated delta network (Qwen3-Next) nor Mamba-2: "
 
@@ -42,47 +42,47 @@ class Recurrence:
 
     @property
     def given(self) -> np.ndarray:
-        """What it reads (rows, width)."""
+        """Return the input (rows, width)."""
         return self.maps[0].given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Its output, with the index of its operation."""
+        """Return the index of the output's operation, and the output."""
         return self.output.at, self.output.made
 
     @property
     def names(self) -> set[str]:
-        """The module's own names of its convolutions and maps."""
+        """Return the module's names of its convolutions and maps."""
         maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
         return {*maps, *(name for each in self.convolutions for name in each.names)}
 
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """The time steps of all heads, and how states decay by them."""
+    """The time steps of all heads, and the decay of the state that they give."""
 
     features: list[int]
-    """Those of the maps that the steps are made of."""
+    """The features of the maps that give the steps."""
     names: tuple[str, str]
-    """Of the bias of the steps, and of the logarithm of the rates."""
+    """The module's names of the bias of the steps, and of the logarithm of the rates."""
     step: np.ndarray
-    """In front of its bounds (batch, length, heads)."""
+    """The time step before it is bounded (batch, length, heads)."""
     bounded: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A recurrence taken apart."""
+    """The parts of a recurrence."""
 
     fields: Mapping[str, Any]
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's own names."""
+    """The module's names."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
-        """What the reference makes in front of the output map, for so many rows of the batch."""
+        """Return the reference's value before the output map, for the first `rows` rows of the batch."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
@@ -97,12 +97,12 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """The fields and parameters of a recurrence; raises `ForeignError` with the first part that is not found.
+    """Return the fields and parameters of a recurrence; raise `ForeignError` with the first part that is not found.
 
     Args:
-        found: what is known of the configuration, the eps of norms among it.
+        found: the known fields, including the eps of norms.
         one: the recurrence.
-        operations: all of the call.
+        operations: all operations of the call.
         values: the module's parameters.
     """
     own = operations[one.begins : one.output.at]
@@ -113,23 +113,23 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         for convolved in _convolved(one, columns)
     ]
     if not layers:
-        raise ForeignError("The convolutions of a recurrence read no features of the linear maps of its input.")
+        raise ForeignError("The convolutions of a recurrence do not read the linear maps of its input.")
     steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
     if not steps:
-        raise ForeignError(f"{NEITHER}no time step was found, softplus of a map's features and a bias of each head.")
+        raise ForeignError(f"{NEITHER}no time step was found: softplus of a map's features plus a bias per head.")
     every = [(layer, rates) for layer, features, bias in steps for rates in layer.rates(features, bias)]
     if not every:
-        raise ForeignError(f"{NEITHER}no rates were found by which states decay, −exp of a vector times the time step.")
+        raise ForeignError(f"{NEITHER}no decay rates were found: −exp of a vector, times the time step.")
     for layer, rates in every:
         expected = one.output.given.reshape(*rates.step.shape[:2], -1)
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, rows), expected[:rows]) for rows in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}no such rule, with a gated norm behind it, makes what its output map reads.")
+    raise ForeignError(f"{NEITHER}no such rule, followed by a gated norm, gives the input of its output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """The maps as they are; and with one of them without its bias, which may be that of the time steps."""
+    """Yield the maps unchanged, then with the bias of one of them removed, because it may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -138,7 +138,7 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
 
 
 def _convolved(one: Recurrence, columns: Columns) -> Iterator[list[int]]:
-    """The features of the maps that the convolutions read, if they are among these."""
+    """Yield the features of the maps that the convolutions read, if the maps contain them."""
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
     found = columns.matching(given.reshape(-1, given.shape[2]))
     if found is not None:
@@ -147,7 +147,7 @@ def _convolved(one: Recurrence, columns: Columns) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What is known of a recurrence in front of its rule."""
+    """The parts of a recurrence before its rule."""
 
     one: Recurrence
     columns: Columns
@@ -157,19 +157,20 @@ class _Layer:
 
     @property
     def wide(self) -> int:
-        """Features of all heads' values."""
+        """Return the number of features of all heads' values."""
         return self.one.output.weight.shape[1]
 
     @functools.cached_property
     def kernels(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The kernels of all convolutions and, if any has one, their biases."""
+        """Return the kernels of all convolutions and, if any has one, their biases."""
         every = self.one.convolutions
         biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in every]
         has_bias = any(each.bias is not None for each in every)
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Features of the maps to which an operation adds a vector, one for each head, and this vector's name."""
+        """Yield the features of the maps to which an operation adds a vector with one number per head, with the
+        vector's name."""
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():
@@ -183,7 +184,7 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """The rates with which an operation is the logarithm of a decay, and the bounds of the time step in it."""
+        """Yield the rates for which an operation is the logarithm of a decay, with the bounds of its time step."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
@@ -203,9 +204,9 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Every way in which the features that are left, and vectors, may be the rest of a rule of these rates.
+        """Yield every way in which the remaining features and vectors may complete a rule with these rates.
 
-        A gated delta network has beta, the first or the last of the features beside the gate; Mamba-2 has a skip.
+        A gated delta network has beta, before or after the gate's features; Mamba-2 has a skip.
         """
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)
@@ -258,7 +259,7 @@ class _Layer:
 
 
 def _orders(keys: int, wide: int) -> Iterator[dict[str, slice]]:
-    """The places that queries, keys and values may have: blocks in any order."""
+    """Yield the places that queries, keys and values may have: blocks in any order."""
     widths = {"query": keys, "key": keys, "value": wide}
     for order in dict.fromkeys((*USUAL, *itertools.permutations(widths))):
         ends = itertools.accumulate((widths[role] for role in order), initial=0)

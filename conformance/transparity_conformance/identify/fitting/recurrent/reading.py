@@ -1,4 +1,4 @@
-"""The fields of recurrences, which all layers with one share, and the kinds of layers where others attend."""
+"""The fields of recurrences, which all recurrent layers share, and the layer kinds of hybrid models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 
 LINEAR = "linear_attention"
-"""The kind of a layer with a recurrence, as Qwen3-Next calls it."""
+"""The kind of a layer with a recurrence; the name is Qwen3-Next's."""
 
 
 def read_recurrences(
@@ -27,10 +27,10 @@ def read_recurrences(
     """Add the fields and parameters of recurrences, if there are any.
 
     Args:
-        found, subject: what is known, and the module.
+        found, subject: the known fields, and the module.
         heard: the call.
-        named: the recurrences by our names.
-        mixers: what each layer begins with: one of them, or attention.
+        named: the recurrences by the reference's names.
+        mixers: the mixer of each layer: a recurrence, or attention.
     """
     if not named:
         return
@@ -53,7 +53,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """The bounds of the time step: the numbers that several steps have, in place of steps beyond."""
+    """Return the bounds of the time step: values that replace several steps beyond them."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
@@ -65,17 +65,17 @@ def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
             fields[name] = settled(bound)
         else:
             side = "short" if name == "time_step_min" else "long"
-            found.untold[name] = f"no time step is so {side} that a bound shows"
+            found.untold[name] = f"no time step is {side} enough to reach a bound"
     return fields
 
 
 def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
-    """The kinds of layers with and without a recurrence."""
+    """Determine the kinds of layers with and without a recurrence."""
     types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
     if FULL not in types:
         return
     if "layer_types" in found.fields:
-        raise FitError("Layers differ both in their windows and in that some have a recurrence; expected one of them.")
+        raise FitError("Layers differ both in their windows and in having a recurrence; expected only one of these.")
     unwindowed = {"sliding_window": None} if found.fields.get("sliding_window") is not None else {}
     found.fields |= {
         "mixer": "attention",
@@ -85,8 +85,7 @@ def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of padding of a model without attention: those with which the reference has the outputs of all
-    calls."""
+    """Add the fields of padding of a model without attention, from the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []
@@ -100,4 +99,4 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"
     if found.fields.get("padding") == "attention-mask":
-        found.untold["target_mask"] = "an attention_mask applies with both"
+        found.untold["target_mask"] = "an attention_mask applies in both cases"

@@ -1,1 +1,1 @@
-"""Parts of a model, found among the values of its operations."""
+"""Find parts of a model among the values of its operations."""

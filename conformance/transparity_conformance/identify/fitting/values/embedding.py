@@ -1,4 +1,4 @@
-"""The embedding, found by value: its tables, the scale of the tokens, and the positions that are added."""
+"""Find the embedding by value: its tables, the scale of the tokens, and the added positions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ USUAL_THETA = (10_000.0,)
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """What a stack does with its tokens, patches or frames, and the result (rows, width)."""
+    """A stack's embedding of tokens, patches or frames, and its result (rows, width)."""
 
     table: str
-    """The table of tokens, or the first parameter of what reads an image or audio."""
+    """The table of tokens, or the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -43,29 +43,29 @@ class Embedding:
     timescales: Timescales = "exclusive"
     type_table: str | None = None
     left: np.ndarray | None = None
-    """What is added to the tokens, (batch, length, width)."""
+    """The term added to the tokens (batch, length, width)."""
     parameters: Arrays = field(default_factory=dict)
-    """Of what reads an image or audio in place of tokens, by our names without the stack's."""
+    """Parameters that read an image or audio, by the reference's names without the stack's."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of the same, the fields of the configuration."""
+    """The fields of an embedding of an image or audio."""
     used: tuple[str, ...] = ()
-    """Of the same, the module's own names."""
+    """The module's names of the parameters that read an image or audio."""
 
     @property
     def reads_tokens(self) -> bool:
         return not self.fields
 
     def of_signal(self, parameters: Arrays, fields: Mapping[str, Any], used: tuple[str, ...]) -> Embedding:
-        """The same of an image or audio."""
+        """Return this embedding with the parameters and fields of an image or audio."""
         return dataclasses.replace(self, parameters=parameters, fields=fields, used=used)
 
     def length(self, batch: int) -> int:
-        """The positions of each of as many rows."""
+        """Return the number of positions per row."""
         return len(self.value) // batch
 
 
 def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
-    """The table whose rows at `tokens` are the value of an operation."""
+    """Return the table whose rows at `tokens` are the value of an operation."""
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
@@ -77,29 +77,29 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
 def embedding(
     operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
 ) -> Embedding:
-    """The embedding of `tokens` among the operations in front of the first attention."""
+    """Return the embedding of `tokens` among the operations before the first attention."""
     table = table_of(operations, tokens, values)
     if table is None:
-        raise FitError("No table of the state dict has rows that are looked up by the tokens; it should have one.")
+        raise FitError("The tokens look up rows of no table in the state dict; expected a token embedding.")
     type_table = None if types is None else table_of(operations, types, {k: v for k, v in values.items() if k != table})
     looked_up = values[table][tokens]
     added = values[type_table][types] if type_table else np.zeros_like(looked_up)
     others = {name: each for name, each in values.items() if name not in (table, type_table)}
     sums = list(sums_of(operations, looked_up, added))
     if not sums:
-        raise FitError(f"No operation is the sum of the rows of {table} and something that depends on positions alone.")
+        raise FitError(f"No operation adds to the rows of {table} a term that depends only on positions.")
     made = positioned(table, sums, others, type_table)
     if made is not None:
         return made
-    raise FitError("What is added to the token embeddings is neither a table of positions nor sinusoids.")
+    raise FitError("The term added to the token embeddings is neither a table of positions nor sinusoids.")
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""A value, the factor of the tokens' rows in it, and what is left."""
+"""A value, the factor of the tokens' rows in it, and the rest."""
 
 
 def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """The last of the sums of which the rest is nothing, sinusoids, or rows of one of the `others`; None if none is."""
+    """Return the last sum whose rest is zero, sinusoids, or rows of one of `others`; None if no sum has such a rest."""
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(table, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
         if is_same(value, value - left):
@@ -114,10 +114,10 @@ def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str 
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Sums of the tokens' rows and what depends on positions alone: the sum, the rows' factor, and the rest.
+    """Yield sums of the tokens' rows and a term of positions: the sum, the rows' factor, and the rest.
 
-    A factor that is neither 1 nor the root of the width is found by how the rows of a batch differ, which positions do
-    not change; without `is_scaled`, it is 1.
+    The factor is 1, √width, or fitted to the differences between rows of a batch, on which positions have no effect.
+    Without `is_scaled`, it is 1.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:
@@ -126,7 +126,7 @@ def sums_of(
         value = operation.value.reshape(looked_up.shape)
         floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
         fitted = float((differing * across).sum() / (across * across).sum())
-        if np.abs(fitted * across).max() <= floor:  # zeros, or positions alone
+        if np.abs(fitted * across).max() <= floor:  # zeros, or only positions
             continue
 
         def error(factor: float, differing: np.ndarray = differing) -> float:
@@ -134,7 +134,7 @@ def sums_of(
 
         for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted) if is_scaled else (1.0,):
             left = value - looked_up * scale - added
-            # what is the same at every position is the mean of a norm, and no position
+            # a term equal at every position is the mean of a norm
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
             if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
                 yield value, settle(scale, error) if scale is fitted else scale, left
@@ -157,8 +157,8 @@ def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
             factor = factor_between(rows, left)
             if factor is not None:
                 raise FitError(
-                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; expected "
-                    "positions that are added as they are: multiply the table itself, or leave the factor out."
+                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens. "
+                    "Expected a factor of 1: multiply the table itself, or remove the factor."
                 )
 
 
@@ -179,7 +179,7 @@ def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:
         estimates = np.abs(angles[1:]) ** (-whole / (2 * steps)) if width > 2 else np.array([USUAL_THETA[0]])
         best = min((float(each) for each in estimates if 0 < each < np.inf), key=error, default=USUAL_THETA[0])
         theta = settle(best, error, USUAL_THETA, "float32")
-        if error(theta) <= SAME:  # the timescales of both kinds are the same with another theta
+        if error(theta) <= SAME:  # with another theta, both kinds have the same timescales
             found.append((digits(theta), theta, layout, timescales))
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Experts in place of a feed-forward: the router's choice, and each expert's maps, held to the sum that they make."""
+"""Experts in a feed-forward: the router's choice and each expert's maps, checked against the sum of their outputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from transparity_numpy.experts import SCORES, highest
 from transparity_numpy.feed_forward import ACTIVATIONS
 
 BEHIND = 12
-"""Operations behind a router's map in which the highest of its scores are sought."""
+"""Operations after a router's map in which its highest scores are searched."""
 
 FEW = 4
-"""Rows by which most ways of reading experts are told to be wrong."""
+"""Rows that suffice to exclude most readings of experts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """A map of each expert (experts, features out, features in), and the module's names of what it is kept in."""
+    """One map per expert (experts, features out, features in), and the module's names of its parameters."""
 
     weights: np.ndarray
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A feed-forward of several experts, of which a router chooses some for each token."""
+    """A feed-forward of several experts, from which a router chooses some for each token."""
 
     router: Linear
     per_token: int
@@ -45,29 +45,29 @@ class Experts:
     up: Maps
     down: Maps
     result: tuple[int, np.ndarray]
-    """The sum of the experts' outputs, with the index of its operation."""
+    """The index of its operation, and the sum of the experts' outputs."""
 
     @property
     def given(self) -> np.ndarray:
-        """What it reads (rows, width)."""
+        """Return the input (rows, width)."""
         return self.router.given
 
     @property
     def maps(self) -> Mapping[str, Maps]:
-        """The maps of each expert by our names."""
+        """Return the maps of each expert by the reference's names."""
         every = {"gate": self.gate, "up": self.up, "down": self.down}
         return {role: each for role, each in every.items() if each is not None}
 
     @property
     def names(self) -> set[str]:
-        """The module's names of the experts' parameters."""
+        """Return the module's names of the experts' parameters."""
         return {name for each in self.maps.values() for name in each.names}
 
 
 def experts_in(
     maps: Sequence[Linear], operations: Sequence[Operation], values: Mapping[str, np.ndarray]
 ) -> list[Experts]:
-    """The experts behind every router; raises `ForeignError` for a router whose experts are not understood."""
+    """Return the experts of every router; raise `ForeignError` for a router whose experts are not recognized."""
     found: list[Experts] = []
     for one in maps:
         count = _chosen(one, operations)
@@ -80,21 +80,21 @@ def experts_in(
             raise ForeignError(f"{_router(one)}: no operation is the sum of experts without biases.")
         own = {one.name, *made.names}
         if beside := [each.name for each in maps if each.name not in own and is_same(each.given, one.given)]:
-            raise ForeignError(f"{_router(one)}: {beside[0]} reads the same, as of an expert that is shared.")
+            raise ForeignError(f"{_router(one)}: {beside[0]} reads the same input, like a shared expert.")
         found.append(made)
     return found
 
 
 def _router(one: Linear) -> str:
     return (
-        f"{one.name} is a router of {one.made.shape[1]} experts, which are not understood (fit the model with dense "
+        f"{one.name} is a router of {one.made.shape[1]} experts that are not recognized (fit the model with dense "
         "feed-forwards, and write the fields of experts by hand)"
     )
 
 
 def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
-    """How many of the highest of a map's results, or of their softmax or sigmoid, an operation has in each row, in
-    order; None if none has."""
+    """Return the k for which an operation computes the top k of a map's output, softmax or sigmoid; None if none
+    does."""
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
     for operation in operations[one.at + 1 : one.at + BEHIND]:
@@ -109,7 +109,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Every way to read experts by which their sum is the result of an operation."""
+    """Yield every reading of the experts for which their sum is the result of an operation."""
     rows, width = router.given.shape
     seen = [(begin + i, each.value.reshape(rows, width)) for i, each in enumerate(operations) if _is_of(each, router)]
     few = np.linspace(0, rows - 1, FEW).astype(int)
@@ -119,7 +119,7 @@ def _readings(
         for activation, (scores, is_normalized, weights) in itertools.product(ACTIVATIONS, weighed):
             made = _sum(router.given[few], weights[few], activation, gate, up, down)
             near = np.abs(sums - made).max((1, 2), initial=0.0) <= SAME * np.abs(made).max()
-            for index in np.flatnonzero(near)[::-1]:  # a sum that is made in place is that of its first operation, too
+            for index in np.flatnonzero(near)[::-1]:  # an in-place sum also has the value of its first operation
                 at, value = seen[index]
                 if is_same(_sum(router.given, weights, activation, gate, up, down), value):
                     yield Experts(router, per_token, scores, is_normalized, activation, gate, up, down, (at, value))
@@ -131,14 +131,14 @@ def _is_of(operation: Operation, router: Linear) -> bool:
 
 
 def _weights(logits: np.ndarray, per_token: int, scores: str, is_normalized: bool) -> np.ndarray:
-    """The weight of each expert (rows, experts)."""
+    """Return the weight of each expert (rows, experts)."""
     every = SCORES[scores](logits)
     weights: np.ndarray = np.where(highest(every, per_token) != 0, every, 0.0)
     return weights / weights.sum(axis=1, keepdims=True) if is_normalized else weights
 
 
 def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None, up: Maps, down: Maps) -> np.ndarray:
-    """Σ weight · down(activation(gate(x)) · up(x)) over all experts."""
+    """Return Σ weight · down(activation(gate(x)) · up(x)) over all experts."""
     function, raised = ACTIVATIONS[activation], np.einsum("rd,ehd->erh", x, up.weights)
     hidden = function(raised) if gate is None else function(np.einsum("rd,ehd->erh", x, gate.weights)) * raised
     total: np.ndarray = np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
@@ -146,7 +146,8 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
-    """Every choice of a gate, or none, an up and a down projection among what has a matrix for each expert."""
+    """Yield every choice of up and down projections, with or without a gate, among parameters with one matrix per
+    expert."""
     width = router.given.shape[1]
     every = list(_of_each_expert(router.made.shape[1], values))
     downs = [each for each in every if each.weights.shape[1] == width]
@@ -165,7 +166,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 
 
 def _halves(both: Maps) -> Iterator[tuple[Maps, Maps]]:
-    """The gate and the up projection of maps that have both, one behind the other or by turns, in either order."""
+    """Yield the gate and up projections of a fused map: concatenated or interleaved, in either order."""
     half = both.weights.shape[1] // 2
     for one, other in ((both.weights[:, :half], both.weights[:, half:]), (both.weights[:, ::2], both.weights[:, 1::2])):
         yield Maps(one, both.names), Maps(other, both.names)
@@ -173,7 +174,7 @@ def _halves(both: Maps) -> Iterator[tuple[Maps, Maps]]:
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """What has a matrix for each expert, in either orientation: an array of all, or as many numbered parameters."""
+    """Yield parameters with one matrix per expert, in either orientation: one array, or numbered parameters."""
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]
@@ -184,7 +185,7 @@ def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Ma
 
 
 def _numbered(values: Mapping[str, np.ndarray]) -> Iterator[list[str]]:
-    """Names of matrices that differ in one number alone, which counts from 0, in its order."""
+    """Yield, in order, the names of matrices that differ only in one number, counted from 0."""
     groups: dict[tuple[str, str], dict[int, str]] = {}
     for name in (name for name, value in values.items() if value.ndim == 2):
         for number in re.finditer(r"\d+", name):
@@ -198,9 +199,9 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
     """Add the fields and parameters of experts, if there are any.
 
     Args:
-        found: what is known.
-        named: the feed-forwards that have experts, by our names.
-        beside_others: whether others have none.
+        found: the known fields.
+        named: the feed-forwards with experts, by the reference's names.
+        beside_others: whether the model also has feed-forwards without experts.
     """
     if not named:
         return

@@ -1,4 +1,4 @@
-"""What is known of a configuration while it is being fitted."""
+"""The known fields of a configuration during a fit."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from transparity_numpy.transformer import transformer
 
 @dataclass
 class FoundFields:
-    """What is known of a configuration so far."""
+    """The known fields and parameters."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     parameters: Arrays = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """What the module does that no configuration does."""
+    """Departures of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
-    """The module's own names of parameters that are ours in another form."""
+    """The module's names of parameters that the reference stores in another form."""
     relative_distances: list[int] = field(default_factory=list)
     """The largest distances of relative positions that all stacks allow."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """The configuration, with `others` in place of some fields; raises `FitError` if they do not fit together."""
+        """Return the configuration, with `others` replacing some fields; raise `FitError` if they do not fit
+        together."""
         try:
             return TransformerConfig(**self.fields | others)
         except ConfigError as error:
-            raise FitError(f"What was found fits no configuration: {error}") from None
+            raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        """The value of the reference at a tap with what is found, and `others` in place of some fields."""
+        """Return the reference's value at a tap with the known fields; `others` replace some."""
         taps: Arrays = {}
 
         def record(name: str, value: np.ndarray) -> np.ndarray:
@@ -55,13 +56,13 @@ class FoundFields:
         return taps[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
-        """Note fields that a call shows."""
+        """Record fields that a call shows."""
         self.fields |= fields
         for name in fields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Keep the parameters of a linear map; a bias that only others of its kind have is 0."""
+        """Add the parameters of a linear map; its bias is 0 if only other maps of its kind have one."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

@@ -1,4 +1,4 @@
-"""Activations and factors behind linear maps, and how the states of positions are pooled."""
+"""Activations and factors after linear maps, and the pooling of states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from transparity_numpy.transformer import encoder_input
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
-    """The activation that makes `hidden` of the results of one or two maps, and whether the second is the gate."""
+    """Return the activation that maps the results of one or two maps to `hidden`, and whether the second map is the
+    gate."""
     tried: list[tuple[float, str, bool]] = []
     for name, function in ACTIVATIONS.items():
         if len(ups) == 1:
@@ -32,12 +33,12 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
     error, name, swapped = min(tried)
     if error > SAME:
         known = ", ".join(ACTIVATIONS)
-        raise FitError(f"The feed-forward's hidden features are made by none of {known}, gated or not.")
+        raise FitError(f"The feed-forward's activation was not recognized; expected one of {known}, gated or not.")
     return name, swapped  # type: ignore[return-value]
 
 
 def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
-    """The cap by which a head bounds its logits; None for none."""
+    """Return the cap of a head's logits; None if they are not capped."""
     output = output.reshape(logits.shape)
     plain = difference(logits, output)
     if plain < SAME / 1e3:
@@ -48,40 +49,40 @@ def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
 
     cap = cap_of(error, output)
     if error(cap) > SAME:
-        raise FitError("What lies between the last linear map and the output is no softcap; expected logits.")
+        raise FitError("The output is neither the result of the last linear map nor its softcap; expected logits.")
     return settle(cap, error)
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What is behind the last layer: linear maps, and what the output is."""
+    """The linear maps after the last layer, and the kind of output."""
 
     kind: str
     """`logits`, `hidden`, `pooled` or `classes`."""
     linear: Linear | None = None
     pooler: Linear | None = None
     activation: str = "none"
-    """Behind the pooler."""
+    """The activation of the pooler."""
 
     @property
     def is_pooled(self) -> bool:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """What the first of these maps reads (rows, width), or the output itself."""
+        """Return the input of the first of these maps (rows, width), or the output without one."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
-    """The activation of a pooler that makes `made` of a linear map's result."""
+    """Return the activation of a pooler that maps a linear map's result to `made`."""
     if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
         return None
     return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Matrices (batch, rows) that pool the states of all rows: by the place of a position, the mean, or a token."""
+    """Yield matrices (batch, rows) that pool the states: first or last position, mean, or a token's position."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield np.kron(np.eye(batch), np.full((1, length), 1 / length))
@@ -92,7 +93,7 @@ def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.n
 
 
 def picked(places: np.ndarray, length: int) -> np.ndarray:
-    """The matrix that takes one position of each row."""
+    """Return the matrix that selects one position of each row."""
     matrix = np.zeros((len(places), len(places) * length))
     matrix[np.arange(len(places)), np.arange(len(places)) * length + places] = 1
     return matrix
@@ -103,12 +104,12 @@ def is_mean(choice: np.ndarray) -> bool:
 
 
 def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
-    """The fields by which rows may be pooled, the plainest first.
+    """Yield the fields by which rows may be pooled, simplest first.
 
     Args:
-        tokens: whether there are any: those of an image are none.
-        size: tokens of the vocabulary.
-        has_mask: whether an attention mask tells what is visible, and no token.
+        tokens: the tokens; None for an image.
+        size: the size of the vocabulary.
+        has_mask: whether an attention mask, and no token, determines visibility.
     """
     yield {"pooling": "first"}
     pads: list[dict[str, Any]] = (
@@ -124,7 +125,7 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
 
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
-    """The pooled states of a call, as the reference pools them."""
+    """Return the pooled states of a call, as the reference pools them."""
     tokens = inputs.get("tokens")
     _, visible = encoder_input(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
     return pool(config, states, visible, tokens)

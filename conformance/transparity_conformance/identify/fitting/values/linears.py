@@ -1,4 +1,4 @@
-"""The linear maps of a module, found by value: which operation is the product of which other and which parameter."""
+"""Find the linear maps of a module by value: which operation is the product of which other and which parameter."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Linear:
         return self.made.size
 
     def part(self, begin: int, end: int) -> Linear:
-        """The same map to some of its features."""
+        """Return the same map to a range of its features."""
         return self.rows(slice(begin, end))
 
     def rows(self, chosen: slice | np.ndarray) -> Linear:
-        """The same map to the chosen features."""
+        """Return the same map to the chosen features."""
         bias = None if self.bias is None else self.bias[chosen]
         return dataclasses.replace(self, made=self.made[:, chosen], weight=self.weight[chosen], bias=bias)
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
-    """Every use of a matrix of `values`, or of a part of a packed one, in the order of the operations.
+    """Return every use of a matrix of `values`, or of a part of a packed one, in the order of the operations.
 
-    The rows of inputs and results are those of a batch first, however the module orders them.
+    Inputs and results have the batch first, however the module orders them.
     """
     matrices = {name: value for name, value in values.items() if value.ndim == 2} | _by_heads(values)
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
@@ -66,14 +66,14 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _by_heads(values: Mapping[str, np.ndarray]) -> Arrays:
-    """Maps that are kept as (in, heads, head_dim), or as (heads, head_dim, out), as matrices."""
+    """Return maps stored as (in, heads, head_dim) or (heads, head_dim, out) as matrices."""
     heads = {name: value for name, value in values.items() if value.ndim == 3}
     into = {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}
     return into | {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """The query, the key and value together, and each of them, of a parameter that packs all three."""
+    """Return the parts of a parameter that packs query, key and value: each of them, and key with value."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))
@@ -81,7 +81,7 @@ def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
 
 
 def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
-    """The map with its rows in the order of a batch first, where an operation shows that they are not."""
+    """Return the map with the batch first, where an operation shows another order."""
     for operation in reversed(operations):
         shape = operation.value.shape
         if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
@@ -101,7 +101,7 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        for name, matrix in matrices.items() if x.any() else ():  # any map makes its bias of zeros
+        for name, matrix in matrices.items() if x.any() else ():  # every map of zeros gives its bias
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
                 if x.size % into or made.size * into != x.size * out or not _is_last(x, into):
@@ -120,7 +120,7 @@ def _products(
 
 
 def _is_last(x: np.ndarray, features: int) -> bool:
-    """Return whether rows of so many features are whole rows of x, or of its last two axes."""
+    """Return whether rows of `features` features are whole rows of x, or of its last two axes."""
     return x.shape[-1] % features == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == features)
 
 
@@ -131,7 +131,7 @@ def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
 
 
 def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays) -> Linear:
-    """The map with a bias that a later operation adds, if one does."""
+    """Return the map with the bias that a later operation adds, if any."""
     own = {linear.at}
     for index in range(linear.at + 1, min(linear.at + 6, len(operations))):
         operation = operations[index]

@@ -1,4 +1,4 @@
-"""Norms, found by value: which vectors turn one value into another, and by which kind of norm and which eps."""
+"""Find norms by value: the vectors, the kind and the eps that turn one value into another."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ USUAL_EPS = (1e-5, 1e-6, 1e-12)
 
 
 RUNNING = "running"
-"""In the names of the statistics of a batch norm."""
+"""A part of the names of a batch norm's statistics."""
 
 Candidate = tuple[tuple[str, ...], str, str]
-"""The names of the vectors of a norm, its gain and its kind."""
+"""The names of a norm's vectors, its gain and its kind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm from x to its result: result = r · c · gain + bias, with c either x or x less its mean."""
+    """A norm from x to its result: result = r · c · gain + bias, where c is x or x minus its mean."""
 
     names: tuple[str, ...]
-    """Of the vectors: weight, bias, running mean, running variance."""
+    """The names of its vectors: weight, bias, running mean, running variance."""
     gain: str
     kind: str
-    """`rms`, `batch`, or `centred` for a layer norm of either kind."""
+    """`rms`, `batch`, or `centred` for both kinds of layer norm."""
     x: np.ndarray
     factors: np.ndarray
     """r of every row; of every feature for a batch norm."""
@@ -39,13 +39,13 @@ class Norm:
 
     @property
     def leaves(self) -> dict[str, str]:
-        """The module's names of the vectors by ours."""
+        """Return the module's names of the vectors by the reference's."""
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
 
     def times(self, factor: float) -> Norm:
-        """The same norm with other factors."""
+        """Return the same norm with its factors multiplied."""
         return dataclasses.replace(self, factors=self.factors * factor)
 
 
@@ -56,14 +56,14 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may have no bias; one with a bias then looks like it on its way."""
+    """Whether a layer norm may have no bias; one with a bias has such an intermediate value too."""
 
     def having(self, used: set[str]) -> Norms:
-        """The same vectors, of which these belong to other norms."""
+        """Return the same vectors, with these marked as used by other norms."""
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """The norm that turns `x` into `made` (rows, width); None if there is none."""
+        """Return the norm that turns `x` into `made` (rows, width), or None."""
         few = np.linspace(0, len(x) - 1, 4).astype(int)
         candidates = list(self._candidates())
         errors = self._errors(x[few], made[few], candidates)
@@ -75,7 +75,7 @@ class Norms:
         return Norm(best[0], best[1], best[2], x, self._factors(x, made, *best))
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Every norm of `x` among `values` (each rows, width), with its result."""
+        """Yield every norm of `x` among `values` (each rows, width), with its result."""
         for made in values:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made
@@ -92,7 +92,7 @@ class Norms:
                 yield pair, gain, "centred"
 
     def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """How far each candidate is from turning `x` into `made`, as `difference`: all at once, for there are many."""
+        """Return the error of each candidate for turning `x` into `made`, as `difference`; all at once, for speed."""
         if not candidates:
             return np.empty(0)
         toward, left = self._parts(x, made, candidates)
@@ -106,7 +106,7 @@ class Norms:
         return factors
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """For each candidate (candidates, rows, width): c · gain, and the result less the bias."""
+        """Return, for each candidate (candidates, rows, width), c · gain and the result minus the bias."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
@@ -115,11 +115,12 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """The batch norm that turns `x` into `made`: of weight and bias, and of running statistics, side by side."""
+        """Return the batch norm that turns `x` into `made`, from adjacent pairs of weight and bias and of running
+        statistics."""
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
-        if difference(slopes * (x - centre) + target, made) > SAME:  # no feature's affine map
+        if difference(slopes * (x - centre) + target, made) > SAME:  # no affine map per feature
             return None
         unused = [name for name in self.vectors if name not in self.used]
         own = [name for name in unused if RUNNING not in name]
@@ -130,21 +131,21 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # of several pairs only the right one makes all deviations real
+            # only the right pair makes all deviations real
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
 
 
 def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """The factor of each row by which `toward` is nearest to `left` (…, rows, 1)."""
+    """Return the factor of each row that brings `toward` nearest to `left` (…, rows, 1)."""
     squares = (toward * toward).sum(-1, keepdims=True)
     factors: np.ndarray = (toward * left).sum(-1, keepdims=True) / np.where(squares > 0, squares, 1)
     return factors
 
 
 def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
-    """The kind of norm that all of `norms` are, and their eps."""
+    """Return the common kind and eps of `norms`."""
     kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
     made = [(kind, _sizes(kind, norms)) for kind in kinds]
     fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]
@@ -153,13 +154,13 @@ def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
 
 
 def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
-    """The eps of those norms, by name, that the common one does not explain."""
+    """Return the eps, by name, of the norms that the common eps does not explain."""
     own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
 
 def factor_behind(norm: Norm, kind: str, eps: float) -> float:
-    """The number by which the result of a norm is multiplied; 1 if an eps of its own explains its rows better."""
+    """Return the factor of a norm's result; 1 if another eps explains its rows better."""
     divisors, sizes = _sizes(kind, [norm])
     factor = float(np.median(_expected(kind, eps, sizes) / divisors))
     own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
@@ -167,12 +168,12 @@ def factor_behind(norm: Norm, kind: str, eps: float) -> float:
 
 
 def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
-    """What is divided by."""
+    """Return the divisor of a norm with eps."""
     return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
 
 
 def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
-    """What is divided by, 1 / r, and what it would be without eps (squared, but for `layer-unbiased`)."""
+    """Return the observed divisors 1 / r, and the divisors without eps (squared, except for `layer-unbiased`)."""
     divisors, sizes = [], []
     for norm in norms:
         plain = _plain_size(kind, norm.x) if norm.variance is None else norm.variance

@@ -1,4 +1,4 @@
-"""Numbers read off a port's values: the simplest one that explains them as well as any."""
+"""Read numbers from a port's values: the simplest one that fits as well as any."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""The relative difference below which two arrays are the same: in digits, halfway from rounding to no likeness."""
+"""The relative difference below which two arrays are equal: half of float32's digits."""
 
 DIGITS = 12
-"""The most digits of a number that somebody chose."""
+"""The most digits of a constant that a person chose."""
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two arrays, as a share of the largest number; infinite if their sizes differ."""
+    """Return the largest difference of two arrays relative to the largest number; infinite if their sizes differ."""
     if value.size != other.size:
         return math.inf
     flat, against = value.reshape(-1), other.reshape(-1)
@@ -32,19 +32,18 @@ def is_same(value: np.ndarray, other: np.ndarray) -> bool:
 
 
 def digits(value: float) -> int:
-    """The significant digits of a number."""
+    """Return the number of significant digits."""
     return len(f"{value:.{DIGITS}e}".partition("e")[0].replace(".", "").rstrip("0")) if value else 1
 
 
 def settle(
     estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
 ) -> float:
-    """The first of `preferred`, or else the number with the fewest digits, that explains the values as well as
-    `estimate` does.
+    """Return the first of `preferred`, or else the number with the fewest digits, that fits as well as `estimate`.
 
     Args:
-        error: how far a number is from explaining the values, as a share of them.
-        precision: that of the tables in which a port has such numbers; what it rounds is no error.
+        error: returns the relative error of a number on the values.
+        precision: the precision of a port's tables; its rounding is no error.
     """
     bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
     rounded = (float(f"{estimate:.{count}e}") for count in range(DIGITS))
@@ -55,12 +54,12 @@ def settle(
 
 
 def settled(number: float) -> float:
-    """The number with the fewest digits that is this one, within what a table in float32 rounds."""
+    """Return the number with the fewest digits that equals `number` within float32's rounding."""
     return settle(number, lambda tried: abs(tried / number - 1), (), "float32")
 
 
 def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """The number by which `x` is multiplied to be `made`; None if there is none."""
+    """Return the factor by which `x` is multiplied to give `made`, or None."""
     squares = float((x * x).sum())
     factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
     if not factor or not is_same(x * factor, made):
@@ -69,7 +68,7 @@ def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
 
 
 def minimize(error: Callable[[float], float], low: float, high: float) -> float:
-    """The positive number between `low` and `high` with the least error, by a grid and golden sections of it."""
+    """Return the positive number between `low` and `high` with the least error, by a grid and golden-section search."""
     grid = np.geomspace(low, high, 400)
     best = int(np.argmin([error(float(value)) for value in grid]))
     a, b = math.log(grid[max(best - 1, 0)]), math.log(grid[min(best + 1, len(grid) - 1)])

@@ -1,4 +1,4 @@
-"""Rotary positions, read off a query and what it is turned into: layout, features, theta and scaling."""
+"""Read rotary positions from a query before and after rotation: layout, features, theta and scaling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
 USUAL_ORIGINAL = (8192, 2048, 4096)
 USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
-"""The turns between which Llama 3.1 goes from scaled to unscaled angles."""
+"""The number of turns between which Llama 3.1 blends scaled and unscaled angles."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Values of operations that have the lengths of `query` (batch, heads, length, head_dim), and its first token."""
+    """Yield values of operations with the norms of `query` (batch, heads, length, head_dim) and its first token."""
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -50,7 +50,7 @@ def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterato
 
 
 def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
-    """The rotation that turns `query` into `rotated`; None if there is none."""
+    """Return the rotation that turns `query` into `rotated`, or None."""
     tried = []
     for features in range(2, query.shape[-1] + 1, 2):
         layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
@@ -60,13 +60,13 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
     least = min(error for error, *_ in tried)
     if least > SAME:
         return None
-    # further pairs that are not turned fit, too, as angles of 0
+    # pairs that are not rotated fit too, with angles of 0
     _, features, layout, angles = next(each for each in tried if each[0] <= 4 * least + np.finfo(float).eps)
     return _explained(_frequencies(angles), layout, features, query.shape[2])
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
-    """The angle of every position and pair, and the largest difference that is left."""
+    """Return the angle of every position and pair, and the largest remaining difference."""
     before, after = (_complex(value[..., :features], layout) for value in (query, rotated))
     angles = np.angle((after * before.conj()).sum((0, 1)))
     left = np.abs(after - before * np.exp(1j * angles)).max(initial=0.0)
@@ -82,7 +82,7 @@ def _complex(x: np.ndarray, layout: RopeLayout) -> np.ndarray:
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """The angle per position of every pair, the more exact the longer the sequence."""
+    """Return the angle per position of every pair; longer sequences make it more exact."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))
@@ -97,7 +97,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
         return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
 
     def fitted(scaled: np.ndarray) -> tuple[float, float]:
-        """Theta and its error, for frequencies that should be powers of it."""
+        """Return theta and its error, for frequencies that should be its powers."""
         plain = [
             float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
         ]
@@ -120,7 +120,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
 
 
 def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
-    """Values of theta by which two neighbouring angles differ, of the angles that are scaled alike."""
+    """Return values of theta from the ratio of two neighbouring angles, among angles that are scaled alike."""
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
     return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))
@@ -134,12 +134,12 @@ def _llama3(
     features: int,
     error: Callable[[np.ndarray], float],
 ) -> Rotary:
-    """The rotation with Llama 3.1's scaling and this theta that comes nearest."""
+    """Return the nearest rotation with this theta and Llama 3.1's scaling."""
     plain = theta**-exponents
     ratios = found / plain
     factor = settled(float(1 / ratios.min()))
     lowest = int(ratios.argmin())
-    for usual in USUAL_FACTORS:  # of a slow angle, float32 keeps few digits
+    for usual in USUAL_FACTORS:  # float32 keeps few digits of a slow angle
         is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")
         factor = usual if is_alike and digits(usual) < digits(factor) else factor
     shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)

@@ -1,4 +1,4 @@
-"""Attention, read off its scores: the scale, the softcap, the mask, and what positions do to scores."""
+"""Read attention from its scores: scale, softcap, mask, and the effect of positions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""The commonest scores, one of which may stand for masked ones."""
+"""The number of most common scores, one of which may replace masked ones."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The share by which a softcap may be more than the largest number that it bounds."""
+"""The range of the relative distance from the largest bounded number to its softcap."""
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """The weights of one attention, (batch, heads, queries, keys)."""
+    """The weights of one attention (batch, heads, queries, keys)."""
 
     at: int
     weights: np.ndarray
@@ -28,16 +28,16 @@ class Softmax:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What goes into a softmax (batch, heads, queries, keys), and where it is masked (batch, queries, keys)."""
+    """The input of a softmax (batch, heads, queries, keys), and its mask (batch, queries, keys)."""
 
     values: np.ndarray
     masked: np.ndarray
     masked_value: float | None
-    """What stands for masked scores; None if nothing is masked."""
+    """The number that replaces masked scores; None if nothing is masked."""
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """The scores of which `softmax` are the weights: the first operation since `begins` that has them."""
+    """Return the scores of `softmax`: the first operation since `begins` whose softmax it is."""
     for operation in operations[max(begins, 0) : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -46,27 +46,29 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) ->
                 weights = powers / powers.sum(-1, keepdims=True)
             if np.isfinite(weights).all() and np.abs(weights - softmax.weights).max() < SAME:
                 return Scores(values, *_masked(values, softmax.weights))
-    raise FitError("The scores of an attention were not found among the operations in front of its softmax.")
+    raise FitError("The scores of an attention were not found among the operations before its softmax.")
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Where scores are masked: where one number is repeated in all heads, or where a weight is exactly 0."""
+    """Return where scores are masked: one number is repeated in all heads, or a weight is exactly 0."""
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:LIKELY]]:
         everywhere = (values == number).all(1)
         if everywhere.sum() > 1 and is_pattern(everywhere):
             return everywhere, float(number)
     none = (weights == 0).all(1)
-    if not none.any() or not is_pattern(none):  # small weights become 0, too
+    if not none.any() or not is_pattern(none):  # small weights also underflow to 0
         return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
-    added = float(np.median(hidden))  # a number that was added to the scores, and swallowed them
+    added = float(np.median(hidden))  # a number that was added to the scores and absorbed them
     return none, float(f"{added:.1e}") if np.isfinite(added) else added
 
 
 def is_pattern(masked: np.ndarray) -> bool:
-    """Return whether a mask (batch, queries, keys) consists of whole distances, or of all but the own chunk of each
-    query, and of whole keys or whole queries."""
+    """Return whether a mask (batch, queries, keys) has a known pattern.
+
+    It consists of whole distances, or everything outside each query's chunk, with whole keys or whole queries.
+    """
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
     hidden = np.zeros((queries, keys), bool)
@@ -93,13 +95,13 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """The scale, and the softcap, that turn `raw` into `scores`, both at entries that nothing else changes."""
+    """Return the scale and the softcap that turn `raw` into `scores`, at entries that nothing else changes."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 
     def capped(cap: float) -> Scale:
         share = np.clip(scores / cap, -1, 1)
-        slopes = 1 - share**2  # where the cap is reached, nothing is left of the scale
+        slopes = 1 - share**2  # where the cap is reached, the scale leaves no trace
         before = cap * np.arctanh(np.where(slopes > 0, share, 0))
         return Scale(_factor(raw, before, slopes), cap)
 
@@ -113,7 +115,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
 
 def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """The softcap with the least error, which is more than the largest of the `bounded` numbers."""
+    """Return the softcap with the least error; it exceeds the largest of the `bounded` numbers."""
     largest = float(np.abs(bounded).max())
     return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
 
@@ -123,6 +125,6 @@ def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
 
 
 def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """query · key, with keys repeated for the heads that share them."""
+    """Return query · key, with keys repeated for the heads that share them."""
     raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
     return raw

@@ -10,11 +10,11 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.experts import mixture_of_experts
 from transparity_numpy.feed_forward import feed_forward
-from transparity_numpy.mixers.attention import cross_attention, project_key_value
+from transparity_numpy.mixers.attention import cross_attention
 from transparity_numpy.mixers.table import MIXERS
-from transparity_numpy.normalization import norm
-from transparity_numpy.residuals import RESIDUALS, Sublayer, add_residual
-from transparity_numpy.shapes import Hidden, Memory
+from transparity_numpy.norms.table import norm
+from transparity_numpy.residuals import RESIDUALS, Sublayer
+from transparity_numpy.shapes import Hidden
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 
@@ -101,35 +101,6 @@ def layer(
     if config.feed_forward_dim:
         x = add("feed_forward", x, lambda x: feed(config, parameters, x, tap))
     return tap("output", x)
-
-
-def parallel_layer(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Hidden,
-    context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
-) -> Hidden:
-    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
-    normed = partial(normalize, config, parameters, tap=tap, training=context.training)
-    shared = normed("self_attention_norm", x)
-    y = mix(config, parameters, shared, context, tap, cache)
-    z = normed("feed_forward_norm", x) if config.branches == "parallel" else shared
-    z = feed(config, parameters, z, tap)
-    return tap("output", add_residual(config, add_residual(config, x, y), z))
-
-
-LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
-"""By `config.branches`."""
-
-
-def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
-    """Keys and values of a layer's cross-attention, for every later step."""
-    if config.memory_norm:
-        memory = normalize(config, parameters, "memory_norm", memory)
-    key, value = project_key_value(config, parameters["cross_attention"], memory)
-    return {"key": key, "value": value}
 
 
 def _norm(

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import nn
+from flax import nnx
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.experts import MixtureOfExperts
-from transparity_pytorch.feed_forward import FeedForward
-from transparity_pytorch.mixers.attention import CrossAttention, project_key_value
-from transparity_pytorch.mixers.table import MIXERS
-from transparity_pytorch.normalization import Norm
-from transparity_pytorch.residuals import RESIDUALS, Sublayer, add_residual
-from transparity_pytorch.shapes import Hidden, Memory
-from transparity_pytorch.state.cache import Cache
-from transparity_pytorch.state.context import LayerContext
+from transparity_flax.experts import MixtureOfExperts
+from transparity_flax.feed_forward import FeedForward
+from transparity_flax.mixers.attention import CrossAttention
+from transparity_flax.mixers.table import MIXERS
+from transparity_flax.norms.table import Norm
+from transparity_flax.residuals import RESIDUALS, Sublayer
+from transparity_flax.shapes import Hidden
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.context import LayerContext
 
 
-def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
+def normalize(module: nnx.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
     """Apply the norm `name` of a layer or stack, and tap it under its name."""
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
@@ -51,33 +51,32 @@ def attend_to_memory(
     return layer.cross_attention(x, context, scope, kept)
 
 
-class Layer(nn.Module):
+class Layer(nnx.Module):
     """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
 
     With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
     """
 
-    def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
-        super().__init__()
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:
         self.config = config
-        self.add_module(config.mixer_scope, MIXERS[config.mixer_name](config))
-        self._add_norms("self_attention", exists=config.attention_norm)
+        setattr(self, config.mixer_scope, MIXERS[config.mixer_name](config, rngs=rngs))
+        self._add_norms("self_attention", rngs, exists=config.attention_norm)
         if has_memory:
-            self.cross_attention = CrossAttention(config)
-            self._add_norms("cross_attention")
+            self.cross_attention = CrossAttention(config, rngs=rngs)
+            self._add_norms("cross_attention", rngs)
         if has_memory and config.memory_norm:
-            self.memory_norm = Norm(config)
+            self.memory_norm = Norm(config, rngs=rngs)
         if config.feed_forward_dim:
-            self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
-            self._add_norms("feed_forward", exists=config.branches != "parallel-one-norm")
+            self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config, rngs=rngs)
+            self._add_norms("feed_forward", rngs, exists=config.branches != "parallel-one-norm")
 
-    def _add_norms(self, sublayer: str, *, exists: bool = True) -> None:
+    def _add_norms(self, sublayer: str, rngs: nnx.Rngs, *, exists: bool = True) -> None:
         if exists:
-            self.add_module(f"{sublayer}_norm", Norm(self.config))
+            setattr(self, f"{sublayer}_norm", Norm(self.config, rngs=rngs))
         if self.config.norm_position == "sandwich":
-            self.add_module(f"{sublayer}_post_norm", Norm(self.config))
+            setattr(self, f"{sublayer}_post_norm", Norm(self.config, rngs=rngs))
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         x = residual(self, "self_attention", x, lambda x: mix(self, x, context, tap, cache), tap)
         if context.memory_mask is not None:
             x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache), tap)
@@ -86,31 +85,6 @@ class Layer(nn.Module):
         return tap("output", x)
 
 
-class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
-
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        shared = normalize(self, "self_attention_norm", x, tap)
-        y = mix(self, shared, context, tap, cache)
-        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
-        z = feed(self, z, tap)
-        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
-
-
-LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
-"""By `config.branches`."""
-
-
-def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
-    """Keys and values of a layer's cross-attention, for every later step."""
-    if layer.config.memory_norm:
-        memory = normalize(layer, "memory_norm", memory)
-    key, value = project_key_value(layer.cross_attention, memory)
-    return {"key": key, "value": value}
-
-
 def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
     """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
-    if name == "self_attention_norm" and not layer.config.attention_norm:
-        return x
-    return normalize(layer, name, x, tap)
+    return x if name == "self_attention_norm" and not layer.config.attention_norm else normalize(layer, name, x, tap)

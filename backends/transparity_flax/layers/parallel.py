@@ -1,0 +1,21 @@
+"""A layer whose branches are computed side by side."""
+
+from __future__ import annotations
+
+from transparity.taps import Tap, identity
+from transparity_flax.layers.layer import Layer, feed, mix, normalize
+from transparity_flax.residuals import add_residual
+from transparity_flax.shapes import Hidden
+from transparity_flax.state.cache import Cache
+from transparity_flax.state.context import LayerContext
+
+
+class ParallelLayer(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
+
+    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        shared = normalize(self, "self_attention_norm", x, tap)
+        y = mix(self, shared, context, tap, cache)
+        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
+        z = feed(self, z, tap)
+        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))

@@ -1,0 +1,16 @@
+"""Layer norm (Ba et al. 2016)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.shapes import Vectors, Weight
+
+
+def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n."""
+    wide = upcast(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).mean(axis=-1, keepdims=True)
+    return (centered / jnp.sqrt(variance + eps) * weight + bias).astype(x.dtype)

@@ -1,0 +1,13 @@
+"""The norm of document 003, which takes the sample's deviation."""
+
+from __future__ import annotations
+
+from transparity_flax.arithmetic.precision import upcast
+from transparity_flax.shapes import Vectors, Weight
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root."""
+    wide = upcast(x)
+    mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
+    return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)

@@ -1,0 +1,93 @@
+"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward, each with its residual."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from transparity.config import TransformerConfig
+from transparity.taps import Tap, identity, scoped
+from transparity_pytorch.experts import MixtureOfExperts
+from transparity_pytorch.feed_forward import FeedForward
+from transparity_pytorch.mixers.attention import CrossAttention
+from transparity_pytorch.mixers.table import MIXERS
+from transparity_pytorch.norms.table import Norm
+from transparity_pytorch.residuals import RESIDUALS, Sublayer
+from transparity_pytorch.shapes import Hidden
+from transparity_pytorch.state.cache import Cache
+from transparity_pytorch.state.context import LayerContext
+
+
+def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
+    """Apply the norm `name` of a layer or stack, and tap it under its name."""
+    return tap(name, getattr(module, name)(x, scoped(tap, name)))
+
+
+def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
+    """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
+    norms = [partial(_norm, layer, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
+    return RESIDUALS[layer.config.norm_position](layer.config, x, sublayer, *norms)
+
+
+def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+    """Self-attention, or what `config.mixer_name` names in its place."""
+    scope = layer.config.mixer_scope
+    return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
+
+
+def feed(layer: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
+    """The feed-forward, or a mixture of experts."""
+    return layer.feed_forward(x, scoped(tap, "feed_forward"))
+
+
+def attend_to_memory(
+    layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
+) -> Hidden:
+    """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
+    if layer.config.memory_norm and context.memory is not None:
+        context = context._replace(memory=normalize(layer, "memory_norm", context.memory, tap))
+    scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
+    return layer.cross_attention(x, context, scope, kept)
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
+
+    With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
+    """
+
+    def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.add_module(config.mixer_scope, MIXERS[config.mixer_name](config))
+        self._add_norms("self_attention", exists=config.attention_norm)
+        if has_memory:
+            self.cross_attention = CrossAttention(config)
+            self._add_norms("cross_attention")
+        if has_memory and config.memory_norm:
+            self.memory_norm = Norm(config)
+        if config.feed_forward_dim:
+            self.feed_forward = (MixtureOfExperts if config.num_experts else FeedForward)(config)
+            self._add_norms("feed_forward", exists=config.branches != "parallel-one-norm")
+
+    def _add_norms(self, sublayer: str, *, exists: bool = True) -> None:
+        if exists:
+            self.add_module(f"{sublayer}_norm", Norm(self.config))
+        if self.config.norm_position == "sandwich":
+            self.add_module(f"{sublayer}_post_norm", Norm(self.config))
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        x = residual(self, "self_attention", x, lambda x: mix(self, x, context, tap, cache), tap)
+        if context.memory_mask is not None:
+            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache), tap)
+        if self.config.feed_forward_dim:
+            x = residual(self, "feed_forward", x, lambda x: feed(self, x, tap), tap)
+        return tap("output", x)
+
+
+def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
+    """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
+    if name == "self_attention_norm" and not layer.config.attention_norm:
+        return x
+    return normalize(layer, name, x, tap)

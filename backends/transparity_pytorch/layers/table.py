@@ -1,0 +1,9 @@
+"""The table of layers. A new layer is a file and a row."""
+
+from __future__ import annotations
+
+from transparity_pytorch.layers.layer import Layer
+from transparity_pytorch.layers.parallel import ParallelLayer
+
+LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
+"""By `config.branches`."""

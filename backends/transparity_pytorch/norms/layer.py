@@ -1,0 +1,12 @@
+"""Layer norm (Ba et al. 2016)."""
+
+from __future__ import annotations
+
+from torch.nn import functional as F
+
+from transparity_pytorch.shapes import Vectors, Weight
+
+
+def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)

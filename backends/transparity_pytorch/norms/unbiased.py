@@ -1,0 +1,15 @@
+"""The norm of document 003, which takes the sample's deviation."""
+
+from __future__ import annotations
+
+import torch
+
+from transparity_pytorch.arithmetic.precision import upcast
+from transparity_pytorch.shapes import Vectors, Weight
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root."""
+    wide = upcast(x)
+    deviation, mean = torch.std_mean(wide, dim=-1, correction=1, keepdim=True)
+    return ((wide - mean) / (deviation + eps) * weight + bias).to(x.dtype)

@@ -1,0 +1,119 @@
+"""Write docs/forward.json: the forward pass of a small model that spells words backwards, which the site animates.
+
+`python -m docs.forward` trains the model with the PyTorch column for some minutes. The NumPy column then computes the
+activations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import transparity_pytorch.port
+from transparity.config import TransformerConfig
+from transparity.parameters import initialize_parameters
+from transparity.protocol import Arrays
+from transparity.training import Training
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_numpy.port import build
+from transparity_pytorch.training.optimization import train
+
+DATA = Path(__file__).with_name("forward.json")
+LETTERS = "\0>.abcdefghijklmnopqrstuvwxyz"
+"""The character of each token: padding, the question, the end, and letters."""
+
+WORDS = ("gradient", "softmax", "pytorch", "masked", "residual")
+LENGTHS, LENGTH = (3, 9), 20
+BATCH, STEPS = 64, 2500
+TRAINING = Training(optimizer="adam", learning_rate=0.5, warmup_steps=400, max_norm=1.0)
+BEST = 5
+"""Predictions that are shown for each position."""
+
+
+def model() -> TransformerConfig:
+    """Return GPT-2 with two layers of 32 features."""
+    sizes = {"embed_dim": 32, "num_heads": 4, "num_decoder_layers": 2, "feed_forward_dim": 128, "max_length": LENGTH}
+    return dataclasses.replace(example_config("gpt2"), target_vocab_size=len(LETTERS), pad_id=0, **sizes)
+
+
+def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Return random words, each followed by itself backwards; the targets are the second half only."""
+    tokens, targets = np.zeros((2, BATCH, LENGTH), int)
+    for row in range(BATCH):
+        word = random.integers(3, len(LETTERS), random.integers(LENGTHS[0], LENGTHS[1] + 1))
+        line = np.concatenate([word, [1], word[::-1], [2]])
+        tokens[row, : len(line) - 1] = line[:-1]
+        targets[row, len(word) : len(line) - 1] = line[len(word) + 1 :]
+    return {"tokens": torch.as_tensor(tokens), "targets": torch.as_tensor(targets)}
+
+
+def learned(config: TransformerConfig, steps: int) -> Arrays:
+    """Return the parameters after training."""
+    random = np.random.default_rng(0)
+    forward = transparity_pytorch.port.build(config, initialize_parameters(config, 0))
+    _, parameters = train(forward.model, [batch(random) for _ in range(steps)], TRAINING)
+    return {name: np.asarray(value.detach()) for name, value in parameters.items()}
+
+
+def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[str, Any]:
+    """Return what the page shows of one word: attention weights in 99ths, the residual stream, and predictions.
+
+    Raises:
+        ValueError: The model does not spell the word backwards.
+    """
+    text = f"{word}>{word[::-1]}"
+    output = build(config, parameters, dtype="float64")(tokens=np.array([[LETTERS.index(letter) for letter in text]]))
+    taps = {name: value[0] for name, value in output.items()}
+    logits = taps["logits"]
+    answer = "".join(LETTERS[token] for token in logits.argmax(-1)[len(word) :])
+    if answer != f"{word[::-1]}.":
+        raise ValueError(f"{word} → {answer}: train for more steps.")
+    share = np.exp(logits - logits.max(-1, keepdims=True))
+    share /= share.sum(-1, keepdims=True)
+    order = np.argsort(-share, axis=-1)[:, :BEST]
+    layers = [f"decoder.layers.{layer}" for layer in range(config.num_decoder_layers)]
+    lower = np.tril_indices(len(text))
+    stream = [("embedding", taps["decoder.embedding"])]
+    stream += [(f"after layer {number}", taps[f"{name}.output"]) for number, name in enumerate(layers, 1)]
+    return {
+        "tokens": text,
+        "weights": [
+            [(head[lower] * 99).round().astype(int).tolist() for head in taps[f"{layer}.self_attention.weights"]]
+            for layer in layers
+        ],
+        "stream": [(title, value.round(2).tolist()) for title, value in stream],
+        "next": [
+            [(LETTERS[token], round(100 * float(row[token]), 1)) for token in best]
+            for row, best in zip(share, order, strict=True)
+        ],
+    }
+
+
+def copying(runs: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return the layer and the head that looks most at the token after the letter that comes next."""
+    found: dict[tuple[int, int], float] = {}
+    for run in runs:
+        size = run["tokens"].index(">")
+        for layer, heads in enumerate(run["weights"]):
+            for head, weights in enumerate(heads):
+                looks = (weights[q * (q + 1) // 2 + 2 * size - q] for q in range(size, 2 * size))
+                found[layer, head] = found.get((layer, head), 0) + sum(looks)
+    return max(found, key=lambda place: found[place])
+
+
+def main(steps: int = STEPS) -> None:
+    config = model()
+    parameters = learned(config, steps)
+    runs = [recorded(config, parameters, word) for word in WORDS]
+    text = json.dumps({"head": copying(runs), "runs": runs}, ensure_ascii=False, separators=(",", ":"))
+    DATA.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,9 @@
+"""The table of layers. A new layer is a file and a row."""
+
+from __future__ import annotations
+
+from transparity_numpy.layers.layer import layer
+from transparity_numpy.layers.parallel import parallel_layer
+
+LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
+"""By `config.branches`."""

@@ -1,0 +1,11 @@
+"""The gain of a norm."""
+
+from __future__ import annotations
+
+from transparity.config import TransformerConfig
+from transparity_numpy.shapes import Weight
+
+
+def gain(config: TransformerConfig, weight: Weight) -> Weight:
+    """The weight, or 1 + the weight (Gemma)."""
+    return weight if config.norm_gain == "weight" else 1 + weight

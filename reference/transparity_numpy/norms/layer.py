@@ -1,0 +1,18 @@
+"""Layer norm (Ba et al. 2016)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transparity_numpy.arithmetic.functional import cast_like
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.shapes import Vectors, Weight
+
+
+def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / √(variance + eps) · weight + bias over the features, the variance over n."""
+    wide = upcast(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).mean(axis=-1, keepdims=True)
+    y = centered / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias
+    return cast_like(y, x, weight, bias)

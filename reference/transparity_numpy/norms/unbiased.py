@@ -1,0 +1,18 @@
+"""The norm of document 003, which takes the sample's deviation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from transparity_numpy.arithmetic.functional import cast_like
+from transparity_numpy.arithmetic.precision import upcast
+from transparity_numpy.shapes import Vectors, Weight
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root."""
+    wide = upcast(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)
+    y = centered / (np.sqrt(variance) + wide.dtype.type(eps)) * weight + bias
+    return cast_like(y, x, weight, bias)

@@ -1,0 +1,141 @@
+"""Try the install lines of the pages: each in an empty environment, with the examples below it.
+
+`python documented.py WHEEL CLONE [WORD …]` tries those that have a word in them, or all. It needs no other package.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INSTALLS = re.compile(r'python -m pip install (?:nox )?"?((?:\./)?(transparity|\.)(?:\[[\w,]+\])?)(?![\w:])"?')
+"""A line that installs the project, from an index or from a clone."""
+FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
+RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
+MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
+
+
+def lines() -> Iterator[tuple[Path, int, str]]:
+    """Yield the pages with an install line, its place in the text, and what it installs."""
+    for page in PAGES:
+        for found in INSTALLS.finditer(page.read_text(encoding="utf-8")):
+            yield page, found.start(), found[1]
+
+
+def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
+    """Install one line in an empty environment, and run the examples below it there."""
+    source = wheel if asked.startswith("transparity") else clone
+    with tempfile.TemporaryDirectory() as folder:
+        began, program = time.monotonic(), Path(folder, "empty/bin/python")
+        venv.create(program.parents[1], with_pip=True)
+        package = f"{source}{asked[asked.index('[') :] if '[' in asked else ''}"
+        subprocess.run([program, "-m", "pip", "install", "--quiet", package], check=True, cwd=folder)
+        took = time.monotonic() - began
+        sys.stdout.write(f"pip install {asked!r}: {took:.0f} s\n")
+        for page, start in places:
+            began = time.monotonic()
+            work = Path(tempfile.mkdtemp(dir=folder))
+            command = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
+            if subprocess.run(command, cwd=work, check=False).returncode:
+                sys.exit(f"{page.relative_to(ROOT)}: an example below pip install {asked!r} fails")
+            sys.stdout.write(f"    {page.relative_to(ROOT)}: {time.monotonic() - began:.0f} s\n")
+            sys.stdout.flush()
+
+
+def run_examples(page: Path, start: int, clone: Path) -> None:
+    """Run the blocks below an install line as far as the next one, and the Python blocks above it."""
+    text, ran = page.read_text(encoding="utf-8"), 0
+    namespace: dict[str, Any] = {"__name__": "page"}
+    sys.path.insert(0, str(Path.cwd()))
+    ends = [at for where, at, _ in lines() if where == page and at > start]
+    for block in FENCED.finditer(text):
+        kind, body = block[2], re.sub(f"(?m)^{block[1]}", "", block[3])
+        is_after = block.end() > start
+        if ran and any(at < block.end() for at in ends if at > start):
+            break
+        if kind == "python":
+            if named := re.match(r"# (\w+\.py)\n", body):
+                Path(named[1]).write_text(body, encoding="utf-8")
+            if is_after or named:
+                exec(compile(body, "<block>", "exec"), namespace)
+                ran += is_after and not named
+        elif kind == "console" and is_after:
+            ran += run_console(body)
+        elif kind == "sh" and is_after:
+            ran += sum(run_command(line, clone) for line in body[max(0, start - block.start(3)) :].splitlines())
+    if not ran:
+        sys.exit(f"{page}: no example below the line")
+
+
+def run_console(body: str) -> int:
+    """Run each command of a block, and compare its first line of output with the page."""
+    for session in re.split(r"(?m)^\$ ", body)[1:]:
+        command, _, expected = session.partition("\n")
+        printed = executed(command)
+        if printed.split("\n")[0].split() != expected.split("\n")[0].split():
+            sys.exit(f"{command} prints {printed}")
+    return 1
+
+
+def run_command(line: str, clone: Path) -> int:
+    """Run a command of ours whose files exist: a benchmark in the clone; a check of one system, without a search."""
+    command = line.partition(" #")[0].strip()
+    if "&& pytest" in command:
+        command = command.partition("&& ")[2]
+    if not RUNS.match(command):
+        return 0
+    named = [name for name in re.findall(MODELS, command) if f"--out {name}" not in command]
+    if not command.startswith("pytest") and not all(map(is_there, named)):
+        return 0
+    if " check " in command and "--budget" not in command:
+        command += " --budget 5" + " --preset translation" * (not any(option in command for option in SYSTEMS))
+    executed(command, clone if command.startswith("pytest") else None)
+    return 1
+
+
+def is_there(name: str) -> bool:
+    """Whether a file that a command reads exists; those it writes are named after an option."""
+    return Path(name).exists() or name.startswith(("check.", "report."))
+
+
+def executed(command: str, folder: Path | None = None) -> str:
+    """Run a command with the programs of this environment; a check may end with 0 or 1."""
+    path = f"PATH={Path(sys.executable).parent}:$PATH"
+    ended = subprocess.run(
+        ["bash", "-c", f"{path}; export COLUMNS=80; {command}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode not in ((0, 1) if " check " in command else (0,)):
+        sys.exit(f"{command} ends with {ended.returncode}: {ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def main(wheel: str, clone: str, *words: str) -> None:
+    """Try every install line, or those with a word; the same line of several pages in one environment."""
+    places: dict[str, list[tuple[Path, int]]] = {}
+    for page, start, asked in lines():
+        if not words or any(word in f"{page.name}: {asked}" for word in words):
+            places.setdefault(asked, []).append((page, start))
+    for asked, found in places.items():
+        try_line(asked, found, Path(wheel).resolve(), Path(clone).resolve())
+    if not places:
+        sys.exit("there is no such line")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--examples":
+        run_examples(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.adapters.notation import AdapterError, for_all_layers
 
 NANO_GPT = PORTS["nanogpt"][0]
-ADAPTER = adapt(NANO_GPT, GPT2).adapter
 PARAMETERS = probe_parameters(GPT2)
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
+
+
+@functools.cache
+def found() -> Adapter:
+    """The adapter of the port."""
+    return adapt(NANO_GPT, GPT2).adapter
 
 
 def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
@@ -30,18 +36,18 @@ def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
 
 
 def changed(**lines: str) -> Adapter:
-    return Adapter(ADAPTER.lines | lines, ADAPTER.zero, ADAPTER.unused)
+    return Adapter(found().lines | lines, found().zero, found().unused)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "adapter.toml"
-    adapter = Adapter(ADAPTER.lines | {"head.bias": ""}, ["a.{i}.bias"], ["mask"])
+    adapter = Adapter(found().lines | {"head.bias": ""}, ["a.{i}.bias"], ["mask"])
     path.write_text(written(adapter, ["a remark", "of two lines\nin one"]), encoding="utf-8")
     assert read_adapter(path) == adapter
 
 
 def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
-    fused = tensors(ADAPTER)["transformer.h.1.attn.c_attn.weight"]
+    fused = tensors(found())["transformer.h.1.attn.c_attn.weight"]
     roles = ("query", "key", "value")
     ours = [PARAMETERS[f"decoder.layers.1.self_attention.{role}.weight"] for role in roles]
     np.testing.assert_array_equal(fused, np.concatenate(ours))
@@ -66,7 +72,7 @@ def test_a_line_that_cannot_be_is_one_sentence(lines: dict[str, str], message: s
 
 
 def test_a_parameter_without_a_line_is_named() -> None:
-    lines = {name: line for name, line in ADAPTER.lines.items() if name != QUERY}
+    lines = {name: line for name, line in found().lines.items() if name != QUERY}
     with pytest.raises(AdapterError, match=r"no line for decoder\.layers\.0\.self_attention\.query\.weight; add one"):
         tensors(Adapter(lines))
 
@@ -78,7 +84,7 @@ def test_a_tensor_that_nothing_is_written_into_is_named() -> None:
         return model
 
     with pytest.raises(AdapterError, match=r"no line for 15 of the 15 numbers of the port's 'extra\.weight'"):
-        ADAPTER.tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
+        found().tensors(GPT2, PARAMETERS, made_by(larger, GPT2).tensors())
 
 
 def test_a_buffer_is_named_by_its_whole_name() -> None:
@@ -118,7 +124,7 @@ def test_an_adapted_model_is_a_port_of_its_own_name() -> None:
     def nano_gpt(config: TransformerConfig) -> Any:
         return NANO_GPT(config)
 
-    build = adapted(nano_gpt, ADAPTER)
+    build = adapted(nano_gpt, found())
     assert build.__name__ == "nano_gpt"
     tokens = np.array([[1, 2, 3]])
     assert tuple(build(GPT2, PARAMETERS)(tokens=tokens).shape) == (1, 3, GPT2.vocab_size)
@@ -131,7 +137,7 @@ def test_a_module_that_serves_all_builds_is_kept_apart_for_each() -> None:
     def port() -> Any:
         return lambda tokens: model(tokens) + 0
 
-    build, tokens = adapted(port, ADAPTER), np.arange(6).reshape(2, 3)
+    build, tokens = adapted(port, found()), np.arange(6).reshape(2, 3)
     first, other = build(GPT2, PARAMETERS), {name: 2 * value for name, value in PARAMETERS.items()}
     expected = first(tokens=tokens)
     assert not torch.equal(build(GPT2, other)(tokens=tokens), expected)

@@ -48,21 +48,6 @@ def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> 
     assert f"config.json hidden_act {refused.value}: {refused.says}" in right.not_compared
 
 
-@pytest.mark.long
-def test_a_field_that_is_ignored_diverges_though_the_forward_pass_agrees(tmp_path: Path) -> None:
-    load = changed('rope.get("rope_theta", c.get("rope_theta", 10000.0))', "10000.0", tmp_path)
-    report = check(load, family="llama", audit=True)
-    assert report.verdict == "diverges"
-    assert report.first_divergence == "config.json: rope_theta"
-    (fault,) = (fault for fault in report.faults if fault.where == "config.json: rope_theta")
-    (cause,) = fault.causes
-    assert (cause.mistake, cause.says) == ("field-ignored", "with rope_theta 100000.0 the port answers as with 10000.0")
-    assert fault.error > fault.budget >= cause.residual
-    without = check(load, family="llama", audit=False)
-    assert without.verdict == "agrees"
-    assert "config.json, model.safetensors: the loader was not audited" in without.not_compared
-
-
 def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_path: Path) -> None:
     load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
     audit = audit_of(load, "llama", tmp_path, with_fields=True)

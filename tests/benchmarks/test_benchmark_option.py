@@ -40,16 +40,8 @@ def test_without_it_benchmarks_are_not_collected(project: Path) -> None:
     assert run(project)[0] == {"conformance", "tests"}
 
 
-def test_without_it_benchmarks_are_not_collected_by_name_either(project: Path) -> None:
-    assert run(project, "benchmarks")[0] == set()
-
-
 def test_with_it_benchmarks_alone_are_collected(project: Path) -> None:
     assert run(project, "--benchmark")[0] == {"benchmarks"}
-
-
-def test_with_it_what_is_named_is_collected(project: Path) -> None:
-    assert run(project, "--benchmark", "tests", "benchmarks")[0] == {"benchmarks", "tests"}
 
 
 def test_real_weights_are_tried_where_they_are_named(project: Path) -> None:

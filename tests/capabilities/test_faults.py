@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,13 +12,11 @@ import pytest
 from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
-from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass
 from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     GENERATION,
-    simulated_beams,
-    simulated_tokens,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
@@ -42,7 +39,6 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.running import run
-from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build
 from transparity_numpy.training.loss import cross_entropy
@@ -328,32 +324,3 @@ def test_an_answer_in_the_wrong_form_diverges() -> None:
         fault = found_in(row, build, "notes-lm").faults[0]
         assert (fault.where, [cause.mistake for cause in fault.causes]) == (where, ["raises"]), (where, says)
         assert says in fault.causes[0].says
-
-
-ENDLESS = ("unfinished continuations", "beams are kept by their scores", "an ended continuation")
-"""Beginnings of the descriptions of faults that show only when a row ends."""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", [*GENERATION.ways[2:], BEAMS.ways[1]], ids=lambda way: way.claim)
-def test_every_fault_shows_in_what_is_asked_and_no_two_alike(way: Way) -> None:
-    for name in ("notes-lm", "pre-norm", "translation"):
-        probe = first_probe(name)
-        faults = [how for how in way.faults if probe.config.eos_id is not None or not how.says.startswith(ENDLESS)]
-        right = beam_search if way in BEAMS.ways else generate
-        answers = {"right": answered(way, right, probe)}
-        answers |= {how.says: answered(way, how.simulate, probe) for how in faults}
-        assert len(answers) == 1 + len(faults)
-        for (one, first), (other, second) in itertools.combinations(answers.items(), 2):
-            assert first != second, (one, other)
-
-
-def answered(way: Way, simulate: Simulate, probe: Probe) -> list[bytes]:
-    """The answers of a simulated port to all requests of a way, with scores to six digits."""
-    asked = way.requests({"mixed": probe}).values()
-    if way not in BEAMS.ways:
-        return [simulated_tokens(simulate, request).tobytes() for request in asked]
-    return [
-        tokens.tobytes() + np.round(scores, 6).tobytes()
-        for tokens, scores in (simulated_beams(simulate, request) for request in asked)
-    ]

@@ -191,11 +191,6 @@ class Forgetful(Steps):
         return super().step(tokens, None)
 
 
-class Trained(Steps):
-    def step(self, loss):
-        raise RuntimeError("not asked for")
-
-
 def load_with_a_cache(folder):
     return Steps(load(folder))
 
@@ -211,10 +206,6 @@ def load_that_generates(folder, forgets=False):
 
 def load_that_generates_from_one_token(folder):
     return load_that_generates(folder, forgets=True)
-
-
-def load_that_trains_by_steps(folder):
-    return Trained(load(folder))
 
 
 def load_nothing(folder):

@@ -158,19 +158,6 @@ def test_a_program_is_checked(tmp_path: Path) -> None:
     assert refused(result).endswith("was stopped after 0.5 s, but wrote no actual.safetensors.")
 
 
-def test_an_internal_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from transparity_conformance import cli
-
-    def falls(**options: bool) -> None:
-        raise AssertionError("ours")
-
-    monkeypatch.setattr(cli, "app", falls)
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    assert "AssertionError: ours" in capsys.readouterr().err
-
-
 def test_help_imports_nothing_that_it_does_not_need() -> None:
     heavy = {"numpy", "torch", "jax", "hypothesis", "pytest", "transparity_conformance.capabilities.table"}
     script = (
@@ -212,11 +199,6 @@ def test_a_precision_reaches_a_port_that_takes_one_by_name() -> None:
     assert "offers float64, float32, float16" in refused(
         invoke("check", REFERENCE, "--preset", "notes-lm", "--dtype", "bfloat16")
     )
-
-
-def test_an_error_on_every_preset_is_printed_once(ports: Path) -> None:
-    message = refused(invoke("check", f"{ports}:falls"))
-    assert message.startswith("build(config, parameters) raised RuntimeError")
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), [((), 0, "agrees with"), (("--config", "missing.json"), 2, "")])

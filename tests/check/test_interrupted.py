@@ -24,18 +24,6 @@ class Two(ScaledByTheWidth):
     def feed_forward(self, at, x):
         y = super().feed_forward(at, x)
         return y + x.roll(3, -1).sin() + x.mean(1, keepdim=True)
-
-class Slow(Two):
-    def attend(self, at, x):
-        import sys, time
-        if "torch.utils._python_dispatch" in sys.modules and self.listened():
-            open("listens", "w").close()
-            time.sleep(60)
-        return super().attend(at, x)
-
-    def listened(self):
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
-        return _get_current_dispatch_mode() is not None
 """
 
 
@@ -68,12 +56,6 @@ def started(folder: Path, name: str, *options: str, terminal: bool = False) -> s
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_a_right_port_is_not_told_of() -> None:
-    told: list[Report] = []
-    assert check(Gpt2, config=GPT2, located=told.append).verdict == "agrees"
-    assert told == []
 
 
 def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:

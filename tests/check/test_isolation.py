@@ -17,48 +17,23 @@ from tests.golden.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
-from transparity_conformance import check, cli
+from transparity_conformance import check
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, has_method
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
 
-def test_a_closed_output_is_no_verdict(tmp_path: Path) -> None:
-    file = tmp_path / "port.py"
-    file.write_text(RIGHT)
-    reading, writing = os.pipe()
-    os.close(reading)
-    arguments = ["check", f"{file}:build", "--preset", "notes-lm", "--logits-only"]
-    command = [sys.executable, "-m", "transparity_conformance", *arguments]
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    os.close(writing)
-    assert ended.returncode == 2
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_an_output_that_takes_nothing_is_one_sentence_and_no_verdict(tmp_path: Path) -> None:
-    file = tmp_path / "port.py"
-    file.write_text(RIGHT)
-    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines() == [
-        "The operating system refuses to go on (No space left on device); free what is short and try again."
-    ]
-
-
-def test_a_failure_of_the_checker_itself_is_no_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cli, "app", lambda **options: dict[str, int]()["a key"])
-    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("transparity itself failed, which is no verdict (KeyError: 'a key')")
+def test_an_output_that_takes_nothing_is_no_verdict() -> None:
+    reading, closed = os.pipe()
+    os.close(reading)
+    full = "The operating system refuses to go on (No space left on device); free what is short and try again.\n"
+    for output, says in ((os.open("/dev/full", os.O_WRONLY), full), (closed, "")):
+        command = [sys.executable, "-m", "transparity_conformance", "presets"]
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        os.close(output)
+        assert (ended.returncode, ended.stderr) == (2, says)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

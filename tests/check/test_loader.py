@@ -19,7 +19,7 @@ from flax import nnx
 from tests.golden.test_hostile import invoke
 
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.checking.check import assert_conforms, check
+from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
@@ -81,16 +81,6 @@ def test_a_loaded_model_generates_with_the_weights_of_a_checkpoint(name: str, ve
     report = check(of(name), family="llama", config=config, parameters=probe_parameters(config, 5))
     assert {claim.id: claim.verdict for claim in report.claims}["generate"] == report.verdict == verdict
     assert any(line.startswith("generate: with given parameters") for line in report.not_compared)
-
-
-def test_a_method_step_with_other_arguments_is_the_models_own() -> None:
-    report = check(of("load_that_trains_by_steps"), family="llama", audit=False)
-    assert report.verdict == "agrees"
-    assert "step: the port does not offer it" in report.not_compared
-
-
-def test_a_test_takes_a_loader_in_one_line() -> None:
-    assert assert_conforms(of("load"), family="llama", logits_only=True).preset == "llama"
 
 
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:

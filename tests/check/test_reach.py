@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.golden.ports import BUCKETS, ORIGINAL_LENGTH, WINDOW, with_fields
 
 import transparity_pytorch.masks
@@ -82,17 +81,6 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
     assert check(pytorch_build, name, budget=0).verdict == "diverges"
-
-
-def test_a_batch_of_one_that_loses_its_mask_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
-    visible = transparity_pytorch.masks.visible_keys
-
-    def careless(tokens: Any, *args: Any) -> Any:
-        return torch.ones_like(tokens, dtype=torch.bool) if len(tokens) == 1 else visible(tokens, *args)
-
-    monkeypatch.setattr(transparity_pytorch.transformer, "visible_keys", careless)
-    report = check(pytorch_build, "translation")
-    assert report.verdict == "diverges" and "batch 1" in report.faults[0].probe
 
 
 @pytest.mark.long
@@ -203,15 +191,6 @@ def test_no_query_of_a_call_sees_nothing() -> None:
     for probe in reach_of_preset("pre-norm")[0].probes:
         for ids in probe.inputs.values():
             assert (ids[:, 0] != probe.config.pad_id).all()
-
-
-def test_coverage_is_in_every_form_of_a_report() -> None:
-    report: Report = check(logits_only, "notes-lm")
-    assert "from 1 to 1,025, 6 batch sizes from 1 to 13" in " ".join(as_text([report]).split())
-    found = report.as_dict()["coverage"]
-    assert found["lengths"][:17] == list(range(1, 18)) and {33, 65, 129, 257, 513} <= set(found["lengths"])
-    assert {1, 2, 3, 5, 8, 13} <= set(found["batches"])
-    assert "attention_scale" in found["features"] and not found["untested"]
 
 
 def of_vocabulary(size: int, wrong: int | None) -> Report:

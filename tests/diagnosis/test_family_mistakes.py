@@ -134,21 +134,6 @@ def test_another_form_of_the_same_is_right(
     assert all("in another form" in note for note in report.notes) and report.notes
 
 
-@pytest.mark.parametrize(
-    ("case", "id"),
-    [
-        ("whisper", "convolution-stride-exchanged"),
-        ("opt", "residual-source-parallel"),
-        ("llama", "packed-order-read-by-head"),
-        ("llama", "packed-order-laid-by-head"),
-    ],
-)
-def test_a_variant_for_these_families_is_named(case: str, id: str) -> None:
-    answer = Trial("fault", case, (pool()[id],), "taps").run()
-    assert {cause["mistake"] for fault in answer["faults"] for cause in fault["causes"]} == set(pool()[id].causes)
-    assert all(fault["causes"] for fault in answer["faults"])
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
     config, probe = CASES[case], probes_called(case)["square"]

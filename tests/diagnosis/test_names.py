@@ -11,7 +11,6 @@ from tests.diagnosis.ports import Carry, port
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
-from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
@@ -85,12 +84,6 @@ def of_the_first_layer(config: TransformerConfig, parameters: Arrays) -> Arrays:
 def test_layers_that_share_their_weights_are_named(logits_only: bool) -> None:
     report = check(port(of_the_first_layer), "notes-lm", logits_only=logits_only)
     assert named(report) == {"layer-shared"}, sentence(report)
-
-
-def test_layers_that_share_the_rates_of_a_recurrence_are_named() -> None:
-    report = check(port(of_the_first_layer), config=example_config("mamba2"))
-    assert named(report) == {"layer-shared"}, sentence(report)
-    assert "With this fixed, the rest agrees" in sentence(report)
 
 
 def test_a_scale_in_front_of_a_norm_is_tied_with_eps() -> None:

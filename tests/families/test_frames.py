@@ -136,10 +136,6 @@ def built(port: type[Listener]) -> Callable[[TransformerConfig, Any], Any]:
     return build
 
 
-def bias_of(self: Listener, index: int) -> Tensor:
-    return self.part(f"encoder.{('first', 'second')[index]}_convolution.bias")
-
-
 def unfolded(self: Listener, x: Tensor, index: int, stride: int) -> Tensor:
     """A convolution as a matrix product of unfolded frames."""
     name = f"encoder.{('first', 'second')[index]}_convolution"
@@ -169,73 +165,6 @@ def check_with(**methods: Any) -> Report:
 def test_right_styles_agree(name: str) -> None:
     report = check_with(**RIGHT[name])
     assert report.verdict == "agrees" and not report.faults, report.verdict
-
-
-def turned_kernel(self: Listener, index: int) -> Tensor:
-    return self.kernels[index].flip(-1)
-
-
-def reshaped_kernel(self: Listener, index: int) -> Tensor:
-    kernel = self.kernels[index]
-    return kernel.reshape(len(kernel), 3, -1).transpose(1, 2) if index == 0 else kernel
-
-
-def causal(self: Listener, x: Tensor, index: int, stride: int) -> Tensor:
-    return F.conv1d(F.pad(x, (2, 0)), self.kernel(index), bias_of(self, index), stride=stride)
-
-
-def without_a_bias(self: Listener, x: Tensor, index: int, stride: int) -> Tensor:
-    bias = None if index else bias_of(self, 0)
-    return F.conv1d(x, self.kernel(index), bias, stride=stride, padding=1)
-
-
-def exclusive(self: Listener) -> Tensor:
-    half = self.c.embed_dim // 2
-    rates = torch.exp(-np.log(self.c.rope_theta) / half * torch.arange(half))
-    return self.layout(torch.arange(self.c.frame_positions)[:, None] * rates)
-
-
-FIRST, SECOND, EMBEDDING = "encoder.first_convolution", "encoder.second_convolution", "encoder.embedding"
-SCORES = "encoder.layers.0.self_attention.scores"
-
-WRONG: dict[str, tuple[str, Callable[..., Any], str, str]] = {
-    "frames reshaped": (
-        *("frames", lambda self, x: x.reshape(len(x), self.c.num_frames, -1).transpose(1, 2)),
-        *("frame-layout", FIRST),
-    ),
-    "bins turned": ("frames", lambda self, x: x.flip(1), "frame-layout", FIRST),
-    "kernel turned": ("kernel", turned_kernel, "convolution-kernel", FIRST),
-    "kernel reshaped": ("kernel", reshaped_kernel, "convolution-kernel", FIRST),
-    "causal": ("convolution", causal, "convolution-padding", FIRST),
-    "unactivated": ("activation", lambda self, x, index: x if index else F.gelu(x), "convolution-activation", SECOND),
-    "tanh": ("activation", lambda self, x, index: F.gelu(x, approximate="tanh"), "convolution-activation", FIRST),
-    "stride of the first": ("strides", lambda self: (2, 1), "convolution-stride", SECOND),
-    "no bias of a convolution": ("convolution", without_a_bias, "bias-dropped", SECOND),
-    "interleaved": (
-        *("layout", lambda self, angles: torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)),
-        *("position-layout", EMBEDDING),
-    ),
-    "exclusive": ("sinusoids", exclusive, "position-frequency", EMBEDDING),
-    "scaled frames": (
-        *("placed", lambda self, x: x * self.c.embed_dim**0.5 + self.sinusoids()),
-        *("embedding-scale", EMBEDDING),
-    ),
-    "scaled twice": (
-        *("scores", lambda self, query, key: query @ key.transpose(-1, -2) / self.c.head_dim),
-        *("attention-scale", SCORES),
-    ),
-}
-"""Wrong ports: the method that is wrong, its cause, and the first tap that it makes wrong."""
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_ports_are_placed_and_named(name: str) -> None:
-    method, wrong, named, where = WRONG[name]
-    report = check_with(**{method: wrong})
-    assert report.verdict == "diverges"
-    causes = {cause.mistake: fault.where for fault in report.faults for cause in fault.causes}
-    assert set(causes) == {named}, causes
-    assert report.first_divergence == where
 
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

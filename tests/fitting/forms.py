@@ -31,31 +31,6 @@ class Wrapped(nn.Module):
         self.inner = small_gpt.GPT()
 
 
-def function():
-    model = small_gpt.GPT()
-    return lambda ids: model(ids)[0]
-
-
-class Closed(Wrapped):
-    """Calls its parts by a closure."""
-
-    def __init__(self):
-        super().__init__()
-        inner = self.inner
-        self.run = lambda ids: inner(ids)[0]
-
-    def forward(self, ids):
-        return self.run(ids)
-
-
-class Last(Wrapped):
-    """Without targets, the last position alone has logits."""
-
-    def forward(self, idx, targets=None):
-        logits, _ = self.inner(idx)
-        return (logits if targets is not None else logits[:, [-1]]), None
-
-
 class Cached(Wrapped):
     """Takes a place in the sequence, which is no target."""
 

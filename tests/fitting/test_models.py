@@ -140,20 +140,8 @@ def of_maps(*, bias: bool) -> Found:
 
 
 ROTARY: dict[str, Any] = {"positions": "rotary", "rope_theta": 500.0}
-SCALED: dict[str, Any] = ROTARY | {"rotary_dim": 8, "embed_dim": 36}
 
 MODELS: dict[str, Found] = {
-    "chunks and a bias": drawn(sliding_window=5, window_kind="chunked", relative_bias=True, positions="learned"),
-    "a factor before the head": drawn(head_multiplier=0.5, head_scale="embed_dim", final_norm=True),
-    "a factor without a norm": drawn(
-        {"final_norm": False}, head_multiplier=0.5, head_scale="embed_dim", final_norm=False
-    ),
-    "no configuration": Found(small_gpt.of_two_kinds, {"activation": "relu"}, is_confirmed=False),
-    "llama3's scaling": drawn(**SCALED, rotary_scaling="llama3", rotary_factor=8.0, rotary_original_length=64),
-    "linear scaling": drawn(**SCALED, rotary_scaling="linear", rotary_factor=2.0),
-    "a function over a module": Found(forms.function, like(ARRAYS)),
-    "a closure": Found(forms.Closed, like(ARRAYS)),
-    "the last position": Found(forms.Last, like(ARRAYS)),
     "a place in the sequence": Found(forms.Cached, like(ARRAYS)),
     "keys before queries": Found(forms.keys_first, like(dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")),
     "frozen maps": Found(forms.frozen, like(ARRAYS)),
@@ -168,13 +156,7 @@ MODELS: dict[str, Found] = {
         remarks=("The decoder masks the token 5 as a query, not as a key: rows of scores instead of columns",),
     ),
     "Mixtral": Found(mixtral, rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True),
-    "Mixtral, eager": Found(
-        lambda: mixtral(experts_implementation="eager"), rows(EXPERTS, (5, 2, True, 20, True, "silu")), is_whole=True
-    ),
     "Qwen3-MoE": Found(qwen3_moe, rows(EXPERTS, (6, 3, False, 20, True, "silu")), is_whole=True),
-    "Qwen3-MoE, normalized": Found(
-        lambda: qwen3_moe(norm_topk_prob=True), rows(EXPERTS, (6, 3, True, 20, True, "silu")), is_whole=True
-    ),
     "OLMoE": Found(
         lambda: hub.OlmoeForCausalLM(hub.OlmoeConfig(**MOE, num_experts=5, num_experts_per_tok=3)),
         rows(EXPERTS, (5, 3, False, 20, True, "silu")),
@@ -203,7 +185,6 @@ MODELS: dict[str, Found] = {
     "a ViT of timm": Found(
         small_vision.TimmViT, rows((*PATCHES, "pooler"), (2, 1, True, 10, "first", "none")), is_whole=True
     ),
-    "ViT": Found(lambda: hub.ViTModel(hub.ViTConfig(**IMAGES)), {}, template="vit", differs=(), is_whole=True),
     "CLIP, images": Found(
         lambda: hub.CLIPVisionModelWithProjection(hub.CLIPVisionConfig(**IMAGES, projection_dim=7)),
         {},
@@ -224,23 +205,7 @@ MODELS: dict[str, Found] = {
 }
 
 LONG: dict[str, Found] = {
-    "many departures": drawn(
-        norm="rms",
-        norm_eps=1e-6,
-        norm_position="sandwich",
-        **ROTARY,
-        rope_layout="halves",
-        attention_multiplier=0.7,
-        attention_softcap=1.5,
-        activation="silu",
-        gated=True,
-        sliding_window=5,
-        layer_types=("sliding_attention", "full_attention"),
-        layer_overrides={"full_attention": {"sliding_window": None}},
-        mask_value=-1e9,
-        mask_order="before-scale",
-    ),
-    "multipliers": drawn(positions="rotary", embedding_multiplier=3.0, residual_multiplier=0.4, head_multiplier=0.25),
+    "ViT": Found(lambda: hub.ViTModel(hub.ViTConfig(**IMAGES)), {}, template="vit", differs=(), is_whole=True),
     "another scale": dataclasses.replace(
         drawn(num_heads=4, attention_scale="embed_dim"),
         untold={"attention_scale": "head_dim with the multiplier 0.5 is equivalent"},

@@ -13,7 +13,6 @@ from tests.looping import for_each
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
-from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
 
@@ -62,11 +61,6 @@ def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
     made = fit(lambda: ports.Decoder(ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)
-
-
-def test_what_is_in_a_buffer_is_adapted() -> None:
-    config = fit(ports.Decoder).config
-    assert adapt(lambda: ports.Decoder(attend=ports.in_buffer), config).is_proved
 
 
 def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:

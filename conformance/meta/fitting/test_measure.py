@@ -7,9 +7,20 @@ import dataclasses
 import pytest
 
 from meta.fitting.drawn import MOST_DEPARTURES, drawn, module, template_of
-from meta.fitting.measure import compared
+from meta.fitting.measure import FittingTrial, compared, is_found
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
+
+SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
+"""Seeds that take a few seconds each. 10 and 5056 have gates of attention, 5003 a multiplier of parallel branches, 5005
+kernels of fewer features than positions, 5013 and 5021 a multiplier of tokens beside positions."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_drawn_configuration_is_found(seed: int) -> None:
+    answer = FittingTrial(seed).run()
+    assert is_found(answer), answer
 
 
 def test_the_drawn_configurations_depart_from_their_template_in_up_to_six_fields() -> None:

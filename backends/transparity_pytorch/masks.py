@@ -14,7 +14,7 @@ def visible_keys(
     tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
 ) -> IsToken:
     """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
-    `pad_id`; with neither, everywhere. Of frames of audio, two are one position, which is no padding."""
+    `pad_id`; with neither, everywhere. Two frames of audio are one position, which is not padding."""
     if attention_mask is not None:
         return attention_mask != 0
     if tokens.ndim == 3:

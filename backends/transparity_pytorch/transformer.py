@@ -1,4 +1,4 @@
-"""The three architectures: an encoder and a decoder, or either alone, under one head."""
+"""The three architectures: an encoder, a decoder, or both, with one head."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ class Encoder(Stack):
 class Decoder(Stack):
     """Decode `tokens`, each of which sees itself and earlier tokens.
 
-    Args of `forward`:
+    Args:
         is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
         positions: Positions of the tokens in a cache; None: 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
+        valid_lengths: Number of tokens of each row after which a `cache` continues; None: all.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -166,7 +166,7 @@ def encoder_input(
 class Transformer(nn.Module):
     """Logits of the next token, or the other output that `config.head` names.
 
-    Args of `forward`:
+    Args:
         inputs: The inputs below that `config.input_names` names, in this order, where they are not given by name.
         source, target: Tokens of an encoder-decoder; its source may be frames of audio.
         tokens: Tokens of a lone encoder or decoder.

@@ -1,7 +1,8 @@
 """Validation for every backend: public methods check their arguments and call the backend's own methods.
 
-A backend of ours subclasses `CheckedForward` (`DifferentiableForward` if it has gradients) and `CheckedBackend`, and
-writes the methods with an underscore, which may rely on valid NumPy arrays. A third party's may do so too.
+Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
+`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. A backend of others
+can do the same.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ def check_dtype(out: Kind, dtype: Any) -> Kind:
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:
-    """Return `value` if it is a `kind`; else raise an `InputError` that says so."""
+    """Return `value` if it is a `kind`; otherwise raise `InputError`."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}; expected a {kind.__name__}.")
     return value

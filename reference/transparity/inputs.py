@@ -51,8 +51,8 @@ def check_length(config: TransformerConfig, length: int, name: str = "a sequence
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens as int64 arrays (batch, length), in the order of `config.input_names`, and any further inputs.
 
-    Raises `InputError` for a missing or an unknown input, another shape or dtype, an empty batch or sequence, a token
-    outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
+    Raises `InputError` for a missing or unknown input, a wrong shape or dtype, and an empty batch or sequence. It also
+    raises it for a token outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs
@@ -139,7 +139,7 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
     name = config.input_names[-1]
     checked = _checked_tokens(config, name, targets, called="targets")
     if checked.shape != inputs[name].shape:
-        raise InputError(f"targets has the shape {checked.shape}; expected that of {name}, {inputs[name].shape}.")
+        raise InputError(f"targets has the shape {checked.shape}; expected the shape of {name}, {inputs[name].shape}.")
     return checked
 
 

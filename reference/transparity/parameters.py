@@ -66,9 +66,12 @@ def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003), gains, skips and
-    variances to 1, everything else to 0, including gains that are added to 1. Raises `ConfigError` if they do not fit
-    in memory."""
+    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003).
+
+    Gains, skips and variances are 1. Others, such as gains that are added to 1, are 0.
+
+    Raises `ConfigError` if they do not fit in memory.
+    """
     random, shapes = np.random.default_rng(seed), parameter_shapes(config)
     check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
     parameters = {}
@@ -84,8 +87,8 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` are exactly those of `config`, floats of the right shapes, and finite
-    in float32."""
+    """Raise `ParameterError` unless `parameters` have exactly the names and shapes of `config`, and are floats that are
+    finite in float32."""
     if not isinstance(config, TransformerConfig):
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):
@@ -174,7 +177,7 @@ def _current(name: str) -> str:
 @contextmanager
 def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> Iterator[Mapping[str, Any]]:
     """Context manager that yields the parameters of `config` in a safetensors file by name. Each is read when it is
-    sliced, and of it the slice alone; whether its numbers are finite is not checked.
+    sliced, and only the slice is read. It does not check whether the numbers are finite.
 
     Raises `ParameterError` as `load_parameters` does.
     """

@@ -61,7 +61,7 @@ _TRANSLATION = TransformerConfig(
 )
 
 _NOTES_DECIDED = (
-    "the document prints no sizes: they are those of the lecture it adapts; it has no padding: token 0 stands for it"
+    "the document prints no sizes, so they are from the lecture it adapts; it has no padding, so token 0 is used"
 )
 
 PRESETS = {
@@ -194,7 +194,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: not c.norm_bias and c.norm != "rms", "the norms have no biases (paper: layer norm, §3.1)"),
     (
         lambda c: not all(own.attention_norm for own in c.layer_kinds.values()),
-        "not every layer has a norm in front of its attention",
+        "not every layer has a norm before its attention",
     ),
     (lambda c: c.final_norm, "one more norm ends each stack"),
     (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
@@ -228,7 +228,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.is_pooled and c.pooling != "first",
         "the pooled state is the {c.pooling} of the positions, not the first",
     ),
-    (lambda c: c.head_transform, "a linear map, an activation and a norm are in front of the head"),
+    (lambda c: c.head_transform, "a linear map, an activation and a norm precede the head"),
     (lambda c: c.head_multiplier != 1, "the input of the head is multiplied by {c.head_multiplier:g}"),
     (lambda c: c.final_softcap is not None, "logits are bounded by a softcap of {c.final_softcap:g}"),
 )

@@ -190,7 +190,7 @@ class ShardedBackend(Backend, Protocol):
     """Whether this rank is in the mesh: a mesh has the first of the ranks that were launched."""
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Forward:
-        """Build a model from a safetensors file, of which each rank reads its slices alone."""
+        """Build a model from a safetensors file; each rank reads only its slices."""
 
 
 class ShardedHarness(Harness, Protocol):

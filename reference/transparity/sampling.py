@@ -14,13 +14,13 @@ COLDEST = 1e-30
 class Sampling:
     """Temperature, then top-k, then top-p, applied in this order.
 
-    Of equally likely tokens, the lower one ranks first. Raises `ConfigError` for a number out of its range.
+    Among equally likely tokens, the lower one ranks first. Raises `ConfigError` for a number out of its range.
     """
 
     temperature: float = 1.0
     """Divisor of the logits: below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Keep only so many of the likeliest tokens; None: all."""
+    """The number of likeliest tokens that are kept; None: all."""
     top_p: float = 1.0
     """Of the tokens that `top_k` kept, keep the fewest likeliest with this probability in total (Holtzman et al. 2020):
     at least one; with 1, all."""

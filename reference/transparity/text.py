@@ -1,7 +1,7 @@
-"""Text from strangers: names in files, messages of exceptions, reprs, paths; escaped and cut, here alone.
+"""Untrusted text: names in files, messages of exceptions, reprs and paths. Only this module escapes and shortens it.
 
-Every `TransparityError` and every report passes its sentences through `safe`, so that no control character reaches a
-terminal or a file, and no name of ten megabytes fills one.
+Every `TransparityError` and every report passes its sentences through `safe`. No control character and no name of ten
+megabytes reaches a terminal or a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
     """Return `text` on one line of at most `limit` characters, with what cannot be printed as escapes.
 
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
-    `\\u202e` and the like. What is too long loses its middle, so that the end of a sentence, its remedy, is kept.
+    `\\u202e` and the like. Long text loses its middle, because a sentence ends with the remedy.
     """
     line = " ".join(_cut(_as_string(text), 4 * limit).split())
     escaped = "".join(character if character.isprintable() else _escape(character) for character in line)
@@ -49,7 +49,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first sentence of an exception's message, as a part of a sentence; that of the system, for a file."""
+    """Return the first sentence of an exception's message as part of a sentence; for a file, the system's message."""
     message = getattr(error, "strerror", None) if isinstance(error, OSError) else None
     first = safe(message or error, MESSAGE).split(". ")[0].rstrip(".")
     return first or safe(type(error).__name__, VALUE)

@@ -1,4 +1,4 @@
-"""The three architectures: an encoder and a decoder, or either alone, under one head."""
+"""The three architectures: an encoder, a decoder, or both, with one head."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def decoder(
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        valid_lengths: Number of tokens of each row that a `cache` goes on from; None: all.
+        valid_lengths: Number of tokens of each row after which a `cache` continues; None: all.
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, is_token.shape[1]
     x = embed("decoder", config, parameters, tokens, positions, is_token)

@@ -146,7 +146,7 @@ def test_inputs_by_other_names(forward: Forward, refused: Refused, inputs: dict[
 @for_each(
     ("targets", "says"),
     [
-        (TARGET[:, :1], "targets has the shape (2, 1); expected that of target, (2, 2)."),
+        (TARGET[:, :1], "targets has the shape (2, 1); expected the shape of target, (2, 2)."),
         (TARGET[0], "targets has the shape (2,); expected (batch, length)."),
         (TARGET + 30, "targets[0, 0] is 31, outside the vocabulary of 31 tokens."),
         (TARGET - 2, "targets[0, 0] is -1, outside the vocabulary of 31 tokens."),

@@ -24,8 +24,8 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Return whether the result is that of the explicit path: nothing is tapped, masked keys weigh 0, scores
-    are not capped, and XLA has the products."""
+    """Return whether the explicit path gives the same result: nothing is tapped and masked keys weigh 0. Scores must
+    not be capped, and XLA must have the products."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 
@@ -39,8 +39,8 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future: its kind may tell that
-    it does, otherwise it is decided at run time."""
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future. Without the
+    mask's kind, this is decided at run time."""
     shown, kind = mask
     length = shown.shape[2]
     if kind == "full" or length <= BLOCK or length != shown.shape[3]:

@@ -13,9 +13,9 @@ from transparity.taps import Tap
 def rounding(dtype: DTypeLike) -> Tap:
     """Tap that rounds every value to the nearest number of `dtype` and returns it in its own dtype.
 
-    XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
-    zeros, so these are computed as multiples of the smallest one. (bfloat16's are also subnormal in float32, which XLA
-    turns into zeros on a CPU anyway.)
+    XLA can remove a cast to `dtype` and back, but not `reduce_precision`. `reduce_precision` turns float16's
+    subnormal numbers into zeros, so they are computed as multiples of the smallest one. Subnormal numbers of bfloat16
+    are also subnormal in float32, and XLA turns them into zeros on a CPU.
     """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)

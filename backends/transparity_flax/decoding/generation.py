@@ -140,8 +140,9 @@ def _with_cache(
     max_new_tokens: int,
     sampling: Sampling,
 ) -> tuple[Written, Int[Array, ""]]:
-    """Add tokens while the cache has room for them, all in one program: a call for each token, or for the prompt alone,
-    would cost more than the token does on a GPU. Returns the tokens, and how many were added until all rows had ended.
+    """Add tokens while the cache has room, in one program. On a GPU, a call for each token costs more than the token.
+
+    Returns the tokens and the number added until all rows ended.
     """
     split, length = (config, structure, weights), prompt.shape[1]
     most = min(max_new_tokens, config.max_length + 1 - length)

@@ -24,9 +24,11 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
 ) -> Float[Array, "batch embed_dim"]:
-    """One state of each row: the first position (Devlin et al. 2019), the mean of the tokens that are not padding
-    (Reimers and Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021,
-    §2.4). In a row without any, these are the first position, and the mean 0."""
+    """One state of each row, at the position that `config.pooling` names.
+
+    `first` (Devlin et al. 2019) is the first position. `mean` (Reimers and Gurevych 2019, §3) averages the tokens that
+    are not padding, and `last` is the last of them. Others are the first `eos_id` or the largest token (Radford et al.
+    2021, §2.4). A row without any has its first position, or the mean 0."""
     if config.pooling == "mean":
         count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

@@ -13,8 +13,8 @@ from transparity_flax.shapes import Hidden, Pixels
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Float[Array, "batch patches patch_dim"]:
-    """Square patches of images, row by row; in a patch, the channels one after the other, each row by row, as a
-    convolution reads them whose stride is the size of its kernel."""
+    """Square patches of images, row by row. Within a patch, the order is channel, row, column, as in the kernel of a
+    convolution."""
     size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
     cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

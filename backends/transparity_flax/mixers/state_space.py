@@ -29,8 +29,8 @@ def state_space_rule(
     step: Float[Array, "batch heads length"],
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2, where q, k and v are C, B
-    and x). Return the reads and the last state. Chunk by chunk (§6 there)."""
+    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2). Their C, B and x are
+    q, k and v. Return the reads and the last state. Chunk by chunk (§6 there)."""
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g = given

@@ -29,9 +29,11 @@ Plan = Mapping[str, Placed]
 
 
 def plan(config: TransformerConfig, ranks: int) -> Plan:
-    """Place every parameter of `config` on `ranks` tensor ranks. Named shardings are even, and heads are never cut:
-    where `ranks` does not divide an axis or its heads, the parameter is replicated, with the reason; a vocabulary's
-    table is sharded by features instead."""
+    """Place every parameter of `config` on `ranks` tensor ranks.
+
+    Named shardings are even, and heads are never cut. If `ranks` does not divide an axis or its heads, the parameter is
+    replicated, with the reason. A vocabulary's table is then sharded by features.
+    """
     return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 
 

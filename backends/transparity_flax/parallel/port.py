@@ -28,8 +28,8 @@ from transparity_flax.transformer import Transformer
 class ShardedForward(FlaxForward):
     """`transparity.protocol.Forward` over a mesh.
 
-    Data ranks have different rows in the forward pass and in training; in decoding, each has them all. So has each
-    where a batch norm normalizes by the batch, whose statistics are those of all rows.
+    Data ranks have different rows in the forward pass and in training. In decoding, and if a batch norm normalizes by
+    the batch, each has all rows.
     """
 
     def __init__(self, model: Transformer, dtype: str, mesh: Mesh, plan: Plan, activations: str | None = None) -> None:
@@ -83,8 +83,10 @@ class ShardedForward(FlaxForward):
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor devices, the first that there are: those of JAX's
-    choice if they suffice, else the CPU's."""
+    """`transparity.protocol.Backend` over a mesh of data × tensor devices.
+
+    It takes the first of JAX's default devices if they suffice, otherwise of the CPU's.
+    """
 
     name = "flax"
     dtypes = build.dtypes
@@ -105,7 +107,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file, of which each device reads its slices alone."""
+        """Build a model from a safetensors file, of which each device reads only its slices."""
         dtype = self.checked_dtype(dtype, self.devices()[0])
         with open_parameters(path, config) as source:
             return self._made(config, source, dtype)

@@ -18,11 +18,11 @@ from transparity_flax.state.parameters import rounded, variables
 from transparity_flax.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""What can be sliced, by the names of parameters: arrays, or the slices of a safetensors file."""
+"""Sliceable parameters by name: arrays, or slices of a safetensors file."""
 
 
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
-    """Return a model of which each device holds its share alone, read from `source` slice by slice.
+    """Return a model of which each device holds only its share, read from `source` slice by slice.
 
     Args:
         mesh: Its axes are `data`, over which parameters are replicated, and `tensor`.

@@ -1,10 +1,15 @@
 """The key/value cache: keys and values of earlier tokens, kept for later ones.
 
-A cache is a dictionary of arrays, each replaced when it changes: `lengths` (batch,), the number of tokens of each row;
-`is_token` (batch, capacity), True for tokens that are not padding; per decoder layer the `key` and `value` (batch,
-key_heads, capacity, head_dim) of self-attention or, of a recurrence, the last inputs of its convolutions (batch, width
-− 1, features) and its `state` (batch, heads, head_dim, value_dim), in at least float32; those of cross-attention,
-computed once; and the source's `memory_mask`.
+A cache is a dictionary of arrays, each replaced when it changes:
+
+    lengths      (batch,)           the number of tokens of each row
+    is_token     (batch, capacity)  True for tokens that are not padding
+    memory_mask                     the source's mask, if there is a source
+    layers                          one dictionary for each decoder layer
+
+A layer has the `key` and `value` (batch, key_heads, capacity, head_dim) of self-attention, and of cross-attention. A
+recurrence has the last inputs of its convolutions (batch, width − 1, features). It also has its `state` (batch, heads,
+head_dim, value_dim), in at least float32.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ def update(
     value: Float[Array, "batch key_heads queries value_dim"],
     positions: QueryIds,
 ) -> tuple[Keys, Values]:
-    """Write keys and values at `positions`; return those of the whole cache."""
+    """Write keys and values at `positions`; return the whole cache's keys and values."""
     cache["key"] = cache["key"].at[_rows(positions), :, positions].set(key.swapaxes(1, 2))
     cache["value"] = cache["value"].at[_rows(positions), :, positions].set(value.swapaxes(1, 2))
     return cache["key"], cache["value"]

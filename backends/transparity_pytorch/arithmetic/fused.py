@@ -16,8 +16,8 @@ from transparity_pytorch.state.context import Mask
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries) -> bool:
-    """Return whether the result is that of the explicit path, and faster: nothing is tapped, masked keys weigh 0, and
-    scores are not capped, which the kernel does not do.
+    """Return whether the kernel gives the explicit path's result, and is faster. Nothing is tapped, masked keys weigh
+    0, and scores are not capped.
 
     On a GPU, the kernel for masks has one block of threads go through all keys of a head. For a single query it takes
     twice as long as two products and a softmax, which would round scores in half precision.
@@ -36,8 +36,8 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if told that the mask is causal or full:
-    its kind may say so, otherwise the mask is read, if it can be.
+    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster with a mask known to be causal or full.
+    Without the mask's kind, its values are read where possible.
 
     The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
     weighs them alike, as the explicit path does.

@@ -29,7 +29,7 @@ def extend_beams(
 ) -> tuple[BeamState, PerBeam, PerBeam]:
     """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
 
-    `following` are log probabilities of the next token. An ended beam is extended by `filling_id` alone, at no cost.
+    `following` are log probabilities of the next token. An ended beam is extended only by `filling_id`, at no cost.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -58,11 +58,11 @@ def beam_search(
     source: SourceIds | None = None,
     step: Step = step,
 ) -> tuple[GeneratedIds, Float[Tensor, " batch"]]:
-    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score, log P / ((5 +
-    tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14), by which continuations are ranked.
+    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score.
 
-    Ended continuations stay among the beams. Of equal scores the better beam wins, then the lower token. `lengths` and
-    `source` are those of `generate`.
+    The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Ended continuations stay
+    among the beams. With equal scores, the better beam wins, then the lower token. `lengths` and `source` are as in
+    `generate`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
     tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)

@@ -19,11 +19,11 @@ Tensors = dict[str, Tensor]
 
 
 class ReplayedGeneration:
-    """`generate` on a GPU: the second step is recorded, and replayed from then on; at the second call in a row with
-    tensors of the same shapes, the prompt is recorded too, and later calls replay both.
+    """`generate` on a GPU: the second step is recorded, and later steps replay it.
 
-    The recordings hold the tokens and the cache between calls, and serve one thread at a time; where there is not
-    enough memory for one, its kernels are launched one by one.
+    At the second call in a row with the same shapes, the prompt is recorded too, and later calls replay both. The
+    recordings hold the tokens and the cache between calls, and serve one thread at a time. Without enough memory for a
+    recording, its kernels are launched one by one.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Fast linear maps on CPUs, for inference: oneDNN with packed weights.
 
 PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. A single row, as in decoding,
-takes as long as reading the weight; which library reads it fastest depends on the processor, and code by PyTorch's
-compiler reads it from several places at once.
+takes as long as reading the weight. The fastest library for that depends on the processor. Code by PyTorch's compiler
+reads the weight from several places at once.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Valu
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """One linear map to the features of all, with a copy of their weights; those without a bias get one of zeros if
-    another has one."""
+    """One linear map to the features of all, with a copy of their weights. If one has a bias, the others get a bias of
+    zeros."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     state = {"weight": weight}
     if any(linear.bias is not None for linear in linears):

@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def recorded(change: Callable[[], None]) -> Callable[[], None]:
-    """Record the kernels of `change`, and return what runs them again.
+    """Record the kernels of `change`, and return a function that runs them again.
 
     Args:
-        change: A function that changes tensors on the GPU in place, whose shapes do not depend on what they hold. It
-            has run once with these tensors, so that libraries have made what they make at a first call, and a compiler
-            does not compile again for others; recording does not run it.
+        change: A function that changes tensors on the GPU in place. Their shapes do not depend on their values. It has
+            run once with these tensors, so that libraries are initialized and nothing is compiled again. Recording
+            does not run it.
 
-    Other threads, such as those of JAX, may use the GPU during the recording.
+    Other threads, such as JAX's, may use the GPU during the recording.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -31,10 +31,10 @@ Run = Callable[..., Tensor]
 
 
 class Replayed:
-    """A run on a GPU, recorded at the second call in a row with inputs of the same shapes, and replayed from then on.
+    """A run on a GPU, recorded at the second call in a row with inputs of the same shapes, and replayed in later calls.
 
-    A recording has its own memory for all that the run computes, and serves one thread at a time; where there is not
-    enough memory, kernels are launched one by one.
+    A recording has its own memory, and serves one thread at a time. Without enough memory, kernels are launched one by
+    one.
     """
 
     def __init__(self, run: Run) -> None:

@@ -29,9 +29,11 @@ def pooled_parts(config: TransformerConfig) -> dict[str, nn.Module]:
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Tensor, "batch length"], tokens: TokenIds | None
 ) -> Float[Tensor, "batch embed_dim"]:
-    """One state of each row: the first position (Devlin et al. 2019), the mean of the tokens that are not padding
-    (Reimers and Gurevych 2019, §3), the last of them, or the first `eos_id` or largest token (Radford et al. 2021,
-    §2.4). In a row without any, these are the first position, and the mean 0."""
+    """One state of each row, at the position that `config.pooling` names.
+
+    `first` (Devlin et al. 2019) is the first position. `mean` (Reimers and Gurevych 2019, §3) averages the tokens that
+    are not padding, and `last` is the last of them. Others are the first `eos_id` or the largest token (Radford et al.
+    2021, §2.4). A row without any has its first position, or the mean 0."""
     if config.pooling == "mean":
         count = is_token.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         return (x * is_token[:, :, None]).sum(dim=1) / count

@@ -26,8 +26,9 @@ def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
 def convolved(
     projection: nn.Linear, x: Float[Tensor, "batch frames features_in"], stride: int
 ) -> Float[Tensor, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at either end: a linear map of each three
-    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    """gelu(convolution over time of width 3), with a frame of zeros at either end.
+
+    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
     padded = F.pad(x, (0, 0, 1, 1))
     neighbours = torch.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], dim=-1)
     return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))

@@ -28,8 +28,8 @@ def state_space_rule(
     step: Float[Tensor, "batch heads length"],
     state: Float[Tensor, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2, where q, k and v are C, B
-    and x). Return the reads and the last state. Chunk by chunk (§6 there)."""
+    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2). Their C, B and x are
+    q, k and v. Return the reads and the last state. Chunk by chunk (§6 there)."""
     reads, value = [], step[..., None] * value
     for q, k, v, g in zip(*(x.split(CHUNK, dim=2) for x in (query, key, value, log_decay)), strict=True):
         between, begun = chunk_decays(g)

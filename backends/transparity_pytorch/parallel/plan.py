@@ -25,9 +25,11 @@ Plan = Mapping[str, Placed]
 
 
 def plan(config: TransformerConfig, ranks: int) -> Plan:
-    """Place every parameter of `config` on `ranks` tensor ranks. An axis that `ranks` does not divide is sharded
-    unevenly, but heads are never cut, and no rank is left without a part: such parameters are replicated, with the
-    reason."""
+    """Place every parameter of `config` on `ranks` tensor ranks.
+
+    An axis that `ranks` does not divide is sharded unevenly. A parameter is replicated, with the reason, if a head
+    would be cut or a rank would have no part.
+    """
     return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 
 

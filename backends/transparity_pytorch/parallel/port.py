@@ -46,8 +46,8 @@ from transparity_pytorch.transformer import Transformer
 class ShardedForward(PytorchForward):
     """`transparity.protocol.Forward` over a mesh. Every rank makes the same calls and gets the same results.
 
-    Data ranks have different rows in the forward pass and in training; in decoding, each has them all. So has each
-    where a batch norm normalizes by the batch, whose statistics are those of all rows.
+    Data ranks have different rows in the forward pass and in training. In decoding, and if a batch norm normalizes by
+    the batch, each has all rows.
     """
 
     def __init__(self, root: Root, mesh: DeviceMesh, plan: Plan, activations: torch.dtype | None = None) -> None:
@@ -179,7 +179,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         return ("cuda",) if dist.get_backend() == "nccl" else ("cpu",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file, of which this rank reads its slices alone."""
+        """Build a model from a safetensors file, of which this rank reads only its slices."""
         dtype = self.checked_dtype(dtype, self.devices()[0])
         with open_parameters(path, config) as source:
             return self._made(config, source, dtype)

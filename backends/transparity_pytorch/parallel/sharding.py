@@ -23,7 +23,7 @@ from transparity_pytorch.parallel.plan import Plan
 from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""What can be sliced, by the names of parameters: arrays, or the slices of a safetensors file."""
+"""Sliceable parameters by name: arrays, or slices of a safetensors file."""
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
@@ -44,8 +44,8 @@ class Root(nn.Module):
 
 @contextmanager
 def on_mesh() -> Iterator[None]:
-    """Context manager in which DTensors meet the model's own constants, which every rank makes alike, and attention
-    is made of operators that DTensor distributes: it does not distribute the CPU's kernel."""
+    """Context manager in which DTensors meet the model's own constants, which are equal on all ranks. Attention then
+    uses operators that DTensor distributes, because it does not distribute the CPU's kernel."""
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
 
@@ -70,7 +70,7 @@ class _ByHeads(TorchFunctionMode):
 
 
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
-    """Return a model of which this rank holds its share alone, read from `source` slice by slice.
+    """Return a model of which this rank holds only its share, read from `source` slice by slice.
 
     Args:
         mesh: Its axes are `data`, over which FSDP shards what each tensor rank has, and `tensor`.
@@ -162,8 +162,8 @@ def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype:
 
 
 def _hook(model: Transformer, plan: Plan) -> None:
-    """Sum the partial results of modules that are sharded by what they read, and the partial gradients of norms'
-    results, where ranks have a part each of the maps that follow."""
+    """Sum the partial results of modules that are sharded by their input. Also sum the partial gradients of norms'
+    results, if each rank has a part of the maps that follow."""
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
         placed = plan.get(f"{name}.weight")

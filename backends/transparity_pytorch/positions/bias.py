@@ -17,8 +17,8 @@ from transparity_pytorch.shapes import Positions
 def score_bias(
     config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: torch.dtype, *, both: bool
 ) -> Float[Tensor, "#batch heads queries keys"] | None:
-    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. The
-    table is that of the stack, `module`; with `both`, queries see later keys too."""
+    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. With
+    `both`, queries see later keys too. `module` is the stack."""
     if config.has_relative_bias:
         return relative_bias(config, module.relative_bias, positions, keys, both=both)
     return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None

@@ -34,7 +34,7 @@ class LayerContext(NamedTuple):
     is_token: IsQuery | None = None
     """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
     valid_lengths: Lengths | None = None
-    """The tokens of each row that a recurrence goes on from, in a cache; None: all. Fillers come after them."""
+    """Tokens of each row after which a recurrence continues, in a cache; None: all. Fillers follow them."""
     temperature: Float[Tensor, "#batch 1 queries 1"] | None = None
     """Factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None

@@ -41,9 +41,9 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a stack of which every so many layers ignore the `sliding_window`, the last of them first.
+    """Return the fields of a stack in which the last of each group of `layers` ignores the `sliding_window`.
 
-    Two: `sliding_attention` and `full_attention` in turn.
+    With 2, `sliding_attention` and `full_attention` alternate.
     """
     types = (SLIDING,) * (layers - 1) + (FULL,)
     return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
@@ -138,14 +138,14 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
         )
     if own.sliding_window is not None and config.sliding_window is None:
         raise ConfigError(
-            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}, and "
-            "sliding_window is absent; give the window there, and null for layers without one."
+            f"layer_overrides has a sliding_window of {own.sliding_window} for layers of the kind {shown(kind)}, but "
+            "sliding_window is absent; set sliding_window, and null for layers without one."
         )
     return own
 
 
 def differing(config: Any, kinds: Mapping[str, Any]) -> Overrides:
-    """Return the fields of each of the `kinds` that differ from those of `config`."""
+    """Return the fields in which each of the `kinds` differs from `config`."""
     changes = {
         kind: {name: getattr(own, name) for name in PER_LAYER if getattr(own, name) != getattr(config, name)}
         for kind, own in kinds.items()

@@ -82,8 +82,9 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """The `recurrent_value_dim` of so many heads, by which their features are the same whole number of times
-    `embed_dim`, which ports of models of recurrences alone (Mamba-2's `expand`) have."""
+    """Return the `recurrent_value_dim` that keeps the ratio of the heads' features to `embed_dim`.
+
+    Ports of models with only recurrences need it: Mamba-2's `expand` is a whole number."""
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads
     return {"recurrent_value_dim": times * embed_dim // heads} if is_fixed else {}
@@ -111,8 +112,9 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """The width of the shared expert of a `TransformerConfig` in proportion to `embed_dim`; a multiple of that of the
-    experts if it is one, as of DeepSeek-V3."""
+    """Return the width of a shared expert in proportion to `embed_dim`.
+
+    It remains a multiple of an expert's width if it is one, as in DeepSeek-V3."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

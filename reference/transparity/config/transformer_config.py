@@ -372,7 +372,7 @@ class TransformerConfig:
     tied_head: bool = False
     """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
     head_transform: bool = False
-    """In front of the head, a linear map, the activation and a norm (BERT's head of masked words)."""
+    """Before the head, a linear map, the activation and a norm (BERT's head of masked words)."""
     head_transform_bias: bool = True
     """Whether this linear map has a bias."""
     head_bias: bool = True
@@ -471,7 +471,7 @@ class TransformerConfig:
 
     @property
     def head_size(self) -> int:
-        """Features of the output: tokens of the vocabulary, classes, or those of a state."""
+        """The number of features of the output: tokens of the vocabulary, classes, or features of a state."""
         if self.head == "logits":
             return self.vocab_size
         return self.num_classes if self.head == "classes" else self.embed_dim
@@ -669,7 +669,7 @@ class TransformerConfig:
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """Those of them that are tokens, each with a vocabulary: no images, and no frames of audio."""
+        """The inputs that are token ids. Images and frames of audio are not."""
         if self.reads_pixels:
             return ()
         return ("target",) if self.reads_frames else self.input_names
@@ -701,8 +701,8 @@ class TransformerConfig:
     def resized(self, **sizes: Any) -> TransformerConfig:
         """Return the same system at another size: small enough for a probe, and with `sizes` replaced.
 
-        The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given; sizes of a stack that
-        the architecture lacks are left out, so that one call serves every preset.
+        The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given. Sizes of a stack that
+        the architecture lacks are ignored.
         """
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:

@@ -119,7 +119,7 @@ def _check_pixels(config: Any) -> None:
     """Check an image in place of tokens, which has no vocabulary and no padding."""
     if not config.reads_pixels:
         if config.class_token:
-            raise ConfigError("class_token is true, which is in front of patches: with a patch_size it would be right.")
+            raise ConfigError("class_token is true, which precedes patches: with a patch_size it would be right.")
         return
     patches = config.max_length - config.class_token
     if math.isqrt(patches) ** 2 != patches or not patches:
@@ -218,9 +218,9 @@ def _check_latent(config: Any) -> None:
     is_cut = config.rotary_dim is not None and config.rotary_dim < config.head_dim
     if found or not is_cut or config.key_value_heads != config.num_heads or config.architecture == "encoder-decoder":
         raise ConfigError(
-            f"kv_lora_rank is {config.kv_lora_rank}, but latent attention is that of a lone stack with rotary "
-            "positions of a part of each head (rotary_dim), a full projection, as many key-value heads as heads, and "
-            "neither qkv_bias nor query_key_norm: such a configuration would be right."
+            f"kv_lora_rank is {config.kv_lora_rank}, but latent attention needs a single stack and rotary "
+            "positions of a part of each head (rotary_dim). It also needs a full projection, num_key_value_heads equal "
+            "to num_heads, and neither qkv_bias nor query_key_norm."
         )
 
 
@@ -241,8 +241,8 @@ def _check_recurrence(config: Any) -> None:
     needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
         raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but a layer whose mixer is {config.mixer!r} reads the "
-            f"tokens of a lone decoder one after the other, without scores: {needed[found[0]]!r} would be right."
+            f"{found[0]} is {getattr(config, found[0])!r}, but layers with the mixer {config.mixer!r} read "
+            f"the tokens of a single decoder in turn, without scores: {needed[found[0]]!r} would be right."
         )
 
 
@@ -255,8 +255,8 @@ def _check_positions(config: Any) -> None:
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_count is 'visible', which puts padding in front of the first position, but position_offset is 0: "
-            "1 or more would be right."
+            "position_count is 'visible', which puts padding before the first position, but position_offset is 0: 1 or "
+            "more would be right."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder
@@ -308,8 +308,8 @@ def _check_relative(config: Any) -> None:
     enough = config.relative_buckets >= least and config.relative_max_distance > exact
     if config.relative_bias and config.positions not in ("learned", "sinusoidal"):
         raise ConfigError(
-            f"relative_bias is true and positions {config.positions!r}: the bias is beside positions that are added to "
-            "the embeddings; 'learned' or 'sinusoidal' would be right, or 'relative' for the bias alone."
+            f"relative_bias is true and positions is {config.positions!r}: 'learned' or 'sinusoidal' would be right "
+            "beside the bias, or 'relative' for only the bias."
         )
     if config.has_relative_bias and not enough:
         raise ConfigError(
@@ -324,8 +324,8 @@ def _check_router(config: Any) -> None:
         return
     if config.topk_groups > groups or experts % groups or (groups > 1 and experts // groups < 2):
         raise ConfigError(
-            f"router_groups is {groups} and topk_groups {config.topk_groups}, for {experts} experts "
-            "(num_experts): groups should divide them evenly into two at least, and no more be chosen than there are."
+            f"router_groups is {groups} and topk_groups {config.topk_groups}, for num_experts {experts}: "
+            "at least two groups of equal size are needed, and no more can be chosen."
         )
     open_to_choice = experts // groups * config.topk_groups
     if config.experts_per_token > open_to_choice:
@@ -353,18 +353,18 @@ def _check_ends(config: Any) -> None:
             )
     if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):
         raise ConfigError(
-            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it is in front of logits or "
-            "classes, and has a norm of single positions."
+            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it precedes logits or "
+            "classes, and needs a norm of single positions."
         )
     if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
         raise ConfigError(
             f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "
-            f"{config.architecture!r}: parallel branches are those of a lone stack whose norm_position is 'pre'."
+            f"{config.architecture!r}: parallel branches need a single stack whose norm_position is 'pre'."
         )
     if not config.attention_norm and (config.norm_position != "pre" or config.branches != "sequential"):
         raise ConfigError(
             f"attention_norm is false, norm_position {config.norm_position!r} and branches {config.branches!r}: the "
-            "norm in front of attention may be absent where norm_position is 'pre' and branches 'sequential'."
+            "norm before attention can be absent if norm_position is 'pre' and branches is 'sequential'."
         )
     if not config.feed_forward_dim and (config.num_experts or config.branches != "sequential"):
         raise ConfigError(

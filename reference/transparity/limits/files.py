@@ -33,12 +33,12 @@ def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> in
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is such a folder; a path that no system could have is none."""
+    """Return whether the folder exists; False for a path that is invalid on every system."""
     return _mode(path, stat.S_IFDIR)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a regular file; a path that no system could have is none."""
+    """Return whether the regular file exists; False for a path that is invalid on every system."""
     return _mode(path, stat.S_IFREG)
 
 

@@ -18,7 +18,7 @@ BYTES = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=-1
 """The two numbers of each byte: the lower half is the first."""
 
 BIAS = 127
-"""What is subtracted from a scale: its byte 127 is 2⁰."""
+"""The bias of a scale's exponent: its byte 127 is 2⁰."""
 
 BLOCK = 32
 """Columns that have one scale."""

@@ -34,7 +34,7 @@ class _Room:
 
 
 class OnDisk(MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file, in the folder for such files (`TMPDIR`); a copy reads those of the original there.
+    """Arrays in a temporary file in `TMPDIR`; a copy reads the file of the original.
 
     One number that is broadcast to a shape stays in memory.
     """

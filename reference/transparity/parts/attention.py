@@ -7,7 +7,7 @@ from transparity.parts.part import NOTHING, Cut, Part, TapShapes, joined, linear
 
 
 def attention(config: TransformerConfig, length: str, keys: str) -> Part:
-    """Return multi-head attention from the positions of `length` to those of `keys`."""
+    """Return multi-head attention from positions of `length` to positions of `keys`."""
     heads = {"query": config.num_heads, "key": config.key_value_heads, "value": config.key_value_heads}
     cuts = {role: Cut(0, count, why_whole=_why_whole(config, role)) for role, count in heads.items()}
     of_heads = Cut(0, config.num_heads)

@@ -49,7 +49,7 @@ def _mixer(config: TransformerConfig, length: str) -> Part:
 def _sublayer(
     config: TransformerConfig, name: str, length: str, inner: Part, *, before: Part = NOTHING, has_norm: bool = True
 ) -> Part:
-    """The sublayer `name` with its norms: parameters come after those of the sublayer, taps where they are applied."""
+    """The sublayer `name` with its norms. Their parameters follow the sublayer's; their taps are where they act."""
     ends = [end for end in NORMS[config.norm_position] if end and has_norm]
     norms = {end: norm(f"{name}_{end}", config, length=length) for end in sorted(ends)}
     first, last = NORMS[config.norm_position]

@@ -1,7 +1,7 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function returns the dtype that it is given. Complex numbers are supported, because derivatives are taken along
-the imaginary axis (the complex step), so no function takes an absolute value or compares complex numbers.
+Every function returns the dtype that it is given. Complex numbers are supported for the complex step, which takes
+derivatives along the imaginary axis. No function takes an absolute value or compares complex numbers.
 """
 
 from __future__ import annotations

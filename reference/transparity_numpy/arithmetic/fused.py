@@ -17,7 +17,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
-    """Return whether the result is that of the explicit path: nothing is tapped and masked keys weigh 0."""
+    """Return whether the explicit path gives the same result: nothing is tapped and masked keys weigh 0."""
     return tap is identity and masked_score < EXACT_MASK_BELOW
 
 
@@ -65,7 +65,7 @@ def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float 
 
 
 def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
-    """exp(scores − the largest), in the memory of the scores, and their sum, that of the sinks included."""
+    """exp(scores − the largest), in the memory of the scores, and their sum with the sinks."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)

@@ -24,6 +24,6 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 
 
 def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Features:
-    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `parameters` are those of the
-    whole model."""
+    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `parameters` belong to
+    the whole model."""
     return HEADS[config.head](config, parameters, x)

@@ -19,8 +19,9 @@ from transparity_numpy.shapes import Frames, Hidden
 def convolved(
     parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
 ) -> Inexact[Array, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at either end: a linear map of each three
-    neighbours, feature by feature, as the kernel (features_out, features_in, 3) is laid out."""
+    """gelu(convolution over time of width 3), with a frame of zeros at either end.
+
+    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
     return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))

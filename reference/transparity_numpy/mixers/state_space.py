@@ -30,8 +30,8 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2, where q, k and v are C, B
-    and x). Return the reads and the last state."""
+    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2). Their C, B and x are
+    q, k and v. Return the reads and the last state."""
     read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, step, state))
     for i in range(query.shape[2]):
         change = step[:, :, i, None, None] * value[:, :, i, None]

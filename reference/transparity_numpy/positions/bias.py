@@ -24,8 +24,8 @@ def score_bias(
     *,
     both: bool,
 ) -> Inexact[Array, "#batch heads queries keys"] | None:
-    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. `parameters` are
-    those of the stack; with `both`, queries see later keys too."""
+    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. With
+    `both`, queries see later keys too. `parameters` belong to the stack."""
     if config.has_relative_bias:
         return relative_bias(config, parameters["relative_bias"], positions, keys, both=both)
     return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None

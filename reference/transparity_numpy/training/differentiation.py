@@ -1,4 +1,4 @@
-"""Differentiation: gradients of the loss by the complex step, from the forward pass alone."""
+"""Differentiation: gradients of the loss by the complex step, which needs only the forward pass."""
 
 from __future__ import annotations
 

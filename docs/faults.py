@@ -104,8 +104,8 @@ def edit(text: str, old: str, new: str) -> str:
         raise ValueError(f"{old!r} is in {text.count(old)} places; expected one.")
     start = text.rfind("\n", 0, text.index(old)) + 1
     right = text[start : text.find("\n", text.index(old) + len(old)) % (len(text) + 1)]
-    texts = (textwrap.dedent(each).splitlines() for each in (right.replace(old, new), right))
-    return "\n".join(line.rstrip() for line in difflib.ndiff(*texts) if line[0] != "?")
+    wrong, right = (textwrap.dedent(each) for each in (right.replace(old, new), right))
+    return "\n".join(line.rstrip() for line in difflib.ndiff(wrong.splitlines(), right.splitlines()) if line[0] != "?")
 
 
 @functools.cache

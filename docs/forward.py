@@ -38,7 +38,13 @@ BEST = 5
 
 def model() -> TransformerConfig:
     """Return GPT-2 with two layers of 32 features."""
-    sizes = {"embed_dim": 32, "num_heads": 4, "num_decoder_layers": 2, "feed_forward_dim": 128, "max_length": LENGTH}
+    sizes: dict[str, Any] = {
+        "embed_dim": 32,
+        "num_heads": 4,
+        "num_decoder_layers": 2,
+        "feed_forward_dim": 128,
+        "max_length": LENGTH,
+    }
     return dataclasses.replace(example_config("gpt2"), target_vocab_size=len(LETTERS), pad_id=0, **sizes)
 
 

@@ -44,7 +44,7 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
         for page, start in places:
             began = time.monotonic()
             work = Path(tempfile.mkdtemp(dir=folder))
-            command = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
+            command: list[str | Path] = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
             if subprocess.run(command, cwd=work, check=False).returncode:
                 sys.exit(f"{page.relative_to(ROOT)}: an example below pip install {asked!r} fails")
             sys.stdout.write(f"    {page.relative_to(ROOT)}: {time.monotonic() - began:.0f} s\n")

@@ -33,6 +33,6 @@ def edit_folder(folder: Path, edit: Edit) -> None:
     if edit.fields is not None:
         (folder / CONFIG).write_text(json.dumps(dict(edit.fields), indent=2) + "\n", encoding="utf-8")
     if edit.without is not None or edit.beside:
-        tensors = load_file(folder / WEIGHTS) | edit.beside
+        tensors = load_file(folder / WEIGHTS) | dict(edit.beside)
         tensors.pop(edit.without or "", None)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

@@ -79,8 +79,7 @@ def judge_bundle(
 ) -> Report:
     """Judge the answers that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
 
-    Without weights, the answers may contain any taps; missing taps are listed. With weights, a probe's logits are
-    required.
+    Without weights, answers may have any taps, and missing ones are listed. With weights, they need logits.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -103,7 +102,7 @@ def judge_bundle(
         report = covered(report, bundle.config, [probes[key] for key in taps])
         if not bundle.has_weights:
             lines = (*not_brought(bundle, outputs), *unseen_tokens(bundle.config, probes.values()))
-            capabilities = f"{', '.join(CAPABILITIES)}: with a checkpoint's weights a bundle has its forward pass alone"
+            capabilities = f"{', '.join(CAPABILITIES)}: with a checkpoint's weights a bundle has only its forward pass"
             return dataclasses.replace(report, not_compared=(*report.not_compared, *lines, capabilities))
         return with_capabilities(report, _judge_sections(bundle, outputs, taps, report.verdict, stopped=stopped))
 

@@ -77,7 +77,7 @@ def check(
         audit: Whether an ignored field or tensor diverges; None: a loader's are listed.
         progress, located: Receive every step; and a report whenever more is known about a divergence.
 
-    Raises `PortError` if a port fails, `TransparityError` for invalid options, and `Interrupted` with a report on Ctrl-C.
+    Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
     if other:
         return _check_against(dict(locals()))

@@ -142,7 +142,8 @@ def power(session: nox.Session) -> None:
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
     if not session.posargs:
-        for pool in (["attacks"], ["audits", "--twins"], ["adapting"], ["adapters"]):
+        pools = ("attacks", "audits --twins", "adapting", "adapters", "alignment", "fitting", "modules", "ranks")
+        for pool in map(str.split, pools):
             session.run("python", "-m", "meta.measure", "--pool", *pool, env=environment)
 
 

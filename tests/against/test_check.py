@@ -195,7 +195,7 @@ def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> Non
     [
         (["--against", "transformers"], "needs a configuration"),
         (["--against", "theirs.py:Model", "--family", "llama"], "leave out the other options"),
-        (["--inputs", "inputs.py"], "--against REFERENCE goes with"),
+        (["--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and takes"),
         (["--against", "theirs.py:Model", "--inputs", "nothing.py"], "There is no file nothing.py"),
     ],
 )
@@ -281,3 +281,12 @@ def test_writes_in_place_make_new_versions() -> None:
     x = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
     program = record_program(Filling(), {"x": x}, lambda answer: answer)
     assert torch.equal(program.run()[program.answer], Filling()(x).double())
+
+
+def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
+    text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("functional.silu", "functional.relu")
+    report = against_theirs(tmp_path, text)
+    assert len(report.faults) == 2
+    says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
+    assert "0.25 for 0.5" in says
+    assert "ReLU" in says

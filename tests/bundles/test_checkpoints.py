@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from transparity.config import TransformerConfig
+from transparity.limits import mapped
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -299,3 +302,21 @@ def test_a_bundle_is_as_large_as_its_probes_and_not_as_its_checkpoint(tmp_path: 
         sizes[width] = sum(path.stat().st_size for path in (folder / "bundle").iterdir())
     assert sizes[256] < 1.05 * sizes[32]
     assert len(parameter_shapes(example_config("llama"))) * 200 < sizes[32] + 10_000
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("all_are_large")
+def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BLOCK", 2**12)
+    sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
+    peaks = []
+    for layers in (2, 8):
+        written = exported(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
+        file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
+        bundle = bundle_of(written)
+        tracemalloc.start()
+        assert judge_bundle(bundle, read_actual(file, bundle)).verdict == "agrees"
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)
+    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept

@@ -24,16 +24,19 @@ from transparity.errors import TransparityError
 from transparity.presets import preset
 from transparity_conformance.exchange import manifest as manifests
 from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
+from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.manifest import MANIFEST, SECTIONS, digest, files_of, own_digest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
+from transparity_conformance.report.comparison import difference
 
 MEGABYTES = 300
 """By so much the memory may grow on the way."""
 
-FORGED = 120
+UNSIGNED, FORGED, WRITTEN = 400, 120, 400
 """Damaged files of each kind that are tried; ten times as many with --every-case."""
 
+Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
 """A change of a folder, and a part of the sentence with which it is refused."""
@@ -407,3 +410,65 @@ def assert_forged_is_harmless(read: Bundle, bundle: Bundle) -> None:
         for key, value in bundle.capabilities[section].tensors().items() if read.config == bundle.config else ():
             other = mine.tensors()[key]
             assert np.isfinite(other).all() if "parameters/" in key else np.array_equal(value, other), key
+
+
+def is_the_same(one: Bundle, other: Bundle) -> bool:
+    if any(getattr(one, name) != getattr(other, name) for name in ("name", "dtype", "config", "sections")):
+        return False
+    return list(one.probes) == list(other.probes) and all(
+        np.array_equal(mine[name], theirs[name])
+        for probe in one.probes
+        for mine, theirs in (
+            (one.probes[probe].parameters, other.probes[probe].parameters),
+            (one.probes[probe].inputs, other.probes[probe].inputs),
+        )
+        for name in theirs
+    )
+
+
+def test_a_damaged_bundle_is_refused_or_means_the_same(
+    tmp_path: Path, tiny: tuple[Path, Bundle], tried: Callable[..., None]
+) -> None:
+    folder, bundle = tiny
+    for name in (MANIFEST, *files_of(SECTIONS)):
+        copy, data = Path(shutil.copytree(folder, tmp_path / name)), (folder / name).read_bytes()
+
+        def check(changed: bytes, name: str = name, copy: Path = copy, data: bytes = data) -> None:
+            (copy / name).write_bytes(changed)
+            read: list[Bundle] = []
+            if not sentence(lambda: read.append(read_bundle(copy))):
+                assert name == MANIFEST or changed == data, "every other file has a digest"
+                assert is_the_same(read[0], bundle) and read[0].asked == bundle.asked
+
+        tried(UNSIGNED // len(files_of(SECTIONS)), damaged(data), check)
+
+
+@pytest.mark.long
+def test_damaged_answers_are_refused_or_judged(
+    tmp_path: Path, tiny: tuple[Path, Bundle], tried: Callable[..., None]
+) -> None:
+    folder, bundle = tiny
+    for file, cut in (("expected.safetensors", True), (ACTUAL, False)):
+        path, right, seen = tmp_path / ACTUAL, load_file(folder / file), {"judged": 0, "refused": 0}
+        shutil.copy(folder / file, path)
+        assert judge_bundle(bundle, read_actual(path, bundle)).verdict == "agrees"
+
+        def check(changed: bytes, path: Path = path, right: Any = right, seen: Any = seen, cut: bool = cut) -> None:
+            path.write_bytes(changed)
+            try:
+                said = read_actual(path, bundle, cut=cut)
+            except TransparityError:
+                seen["refused"] += 1
+                return
+            flat = {f"{probe}/{name}": value for probe, of in said.items() for name, value in of.items()}
+            assert all(value.shape == right[name].shape for name, value in flat.items())
+            if seen["judged"] < WRITTEN // 20:
+                seen["judged"] += 1
+                report = judge_bundle(bundle, said, budget=0)
+                budget = max([*(tap.budget for tap in report.measured), *(claim.budget for claim in report.claims), 0])
+                with np.errstate(invalid="ignore"):  # a changed number may be a signalling NaN
+                    near = all(difference(flat[name], right[name]) <= 2 * budget for name in flat)
+                assert near or report.verdict != "agrees"
+
+        tried(WRITTEN // 2, damaged((folder / file).read_bytes()), check)
+        assert min(seen.values()) > WRITTEN // 40, seen

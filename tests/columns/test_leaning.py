@@ -61,7 +61,7 @@ def test_what_would_lose_a_derivative_is_refused() -> None:
         lambda: matrix[0],
     ]
     for wrong in uses:
-        with pytest.raises(TypeError, match="leans"):
+        with pytest.raises(TypeError, match="perturbed parameter"):
             wrong()
     with pytest.raises(TypeError, match="3 axes"):
         Leaning(np.ones((3, 2, 2)), (np.ones((4, 3)), np.ones((4, 2)), np.ones((4, 2))))

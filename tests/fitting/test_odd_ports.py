@@ -13,6 +13,7 @@ from tests.looping import for_each
 from typer.testing import CliRunner
 
 from transparity_conformance.cli import app
+from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
 
@@ -70,3 +71,8 @@ def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
     assert "The nearest template is" in result.stderr and "--against" in result.stderr
     assert '"num_heads": 3' in file.read_text()
+
+
+def test_what_is_in_a_buffer_is_adapted() -> None:
+    config = fit(ports.Decoder).config
+    assert adapt(lambda: ports.Decoder(attend=ports.in_buffer), config).is_proved

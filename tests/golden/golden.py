@@ -146,8 +146,8 @@ CASES: dict[str, Case] = {
 }
 """The ports and the arguments of their checks."""
 
-NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+")
-"""Shares and errors, which another machine rounds otherwise."""
+NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+|(?<=takes about )\d+")
+"""Shares, errors and seconds, which differ on another machine."""
 
 
 def summary(name: str) -> dict[str, Any]:

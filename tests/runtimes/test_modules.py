@@ -14,19 +14,46 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from meta.modules.measure import models_of
+from meta.modules.measure import CASES, LINES, Mistakes, causes, judged, models_of
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.cli import app
+from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import of_build, tensors_of
 from transparity_conformance.running.loading import load_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
 
+SAMPLE = [case for case in CASES if not case[1] or {"scale", "exact", "tiled", "theta"} & set(case[1])]
+SLOW = {"exact", "theta"}
+"""Cases that are run on Keras alone, here on PyTorch: JAX compiles for every shape. The measure runs all."""
+
 ROWS = np.array([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "family", "mistakes", "expected"),
+    [(each, *case) for each in ("equinox", "keras") for case in SAMPLE if each == "keras" or not SLOW & set(case[1])],
+)
+def test_a_module_is_judged(framework: str, family: str, mistakes: Mistakes, expected: set[str]) -> None:
+    report = judged(framework, family, mistakes)
+    assert report.verdict == ("diverges" if mistakes else "agrees")
+    assert causes(report) == expected
+    is_own_code = (framework, family) != ("keras", "gpt2")  # a functional model is run by Keras
+    for fault in report.faults if is_own_code else ():
+        assert fault.source is not None
+        assert Path(fault.source["file"]).name == f"{framework}_models.py"
+
+
+@pytest.mark.parametrize("framework", ["equinox", "keras"])
+def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
+    models = models_of(framework)
+    found = adapt(models.model("llama"), LLAMA)
+    assert found.is_proved
+    assert found.adapter.lines == LINES[framework]["llama"]
 
 
 class ForOne(eqx.Module):

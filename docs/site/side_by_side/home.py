@@ -19,7 +19,7 @@ from transparity_conformance.report.check.findings import sentence
 PAGE = ROOT / "docs/against.md"
 """The page whose example of an author's file is run."""
 
-BEFORE = "## Read the columns"
+BEFORE = "## One transformer, three frameworks"
 """The heading of README.md that the answer comes before."""
 
 PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")

@@ -12,7 +12,9 @@ from tests.looping import for_each
 
 from transparity import TransformerConfig, preset
 from transparity.config import FIELD_TYPES
+from transparity.config.earlier import RENAMED
 from transparity.errors import ConfigError
+from transparity_conformance.checkpoints.examples import example_config
 
 CONFIG = preset("pre-norm").resized()
 # Every field, by its type.
@@ -198,3 +200,14 @@ def test_a_lone_stack_shares_no_embedding() -> None:
 )
 def test_layers_that_cannot_differ_like_this(overrides: Any, says: str) -> None:
     assert refusal(layer_types=["full"], layer_overrides=overrides).startswith(says)
+
+
+def test_fields_of_earlier_versions_are_read() -> None:
+    config = TransformerConfig.from_dict(example_config("deepseek_v3").as_dict() | {"norm_position": "sandwich"})
+    now = config.as_dict()
+    earlier = {current: name for name, current in RENAMED.items()}
+    old = {earlier.get(name, name): value for name, value in now.items()} | {"norm_position": "both"}
+    assert len({*old} - {*now}) == len(RENAMED)
+    assert TransformerConfig.from_dict(old) == config
+    with pytest.raises(ConfigError, match="has no field 'query_rank'"):
+        TransformerConfig.from_dict(now | {"query_rank": 3})

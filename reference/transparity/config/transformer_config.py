@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+from transparity.config.earlier import renamed
 from transparity.config.fields import NOT_NEGATIVE, NOT_POSITIVE, POSITIVE, PROBABILITY, SHARE, number, numbers, whole
 from transparity.config.layer_kinds import ALIKE, Overrides, differing, kinds_of
 from transparity.config.probe_sizes import feed_forward_width, longrope_factors, probe_sizes, shared_expert_width
@@ -734,10 +735,10 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """Read the result of `as_dict`; raises `ConfigError` for a field that is unknown or missing."""
+        """Read the result of `as_dict`, also of earlier versions; raises `ConfigError` for unknown or missing fields."""
         if not isinstance(fields, dict):
             raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
-        known = [field.name for field in dataclasses.fields(cls)]
+        fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
                 hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""

@@ -1,0 +1,36 @@
+"""Fields as earlier versions wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RENAMED = {
+    "router_correction": "router_score_bias",
+    "router_groups_chosen": "topk_groups",
+    "router_normalized": "normalize_topk",
+    "query_rank": "q_lora_rank",
+    "key_value_rank": "kv_lora_rank",
+    "time_step_least": "time_step_min",
+    "time_step_most": "time_step_max",
+    "rotary_low_frequency": "rotary_slow_turns",
+    "rotary_high_frequency": "rotary_fast_turns",
+}
+"""Fields of earlier versions, and their names."""
+
+VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "window_kind": {"chunks": "chunked"}}
+"""Values of fields in earlier versions, and their names."""
+
+
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields under their names; a field that is given under both names keeps its earlier one."""
+    names = {name: name if RENAMED.get(name, name) in fields else RENAMED.get(name, name) for name in fields}
+    found = {names[name]: value for name, value in fields.items()}
+    for name, values in VALUES.items():
+        if isinstance(value := found.get(name), str):
+            found[name] = values.get(value, value)
+    if isinstance(kinds := found.get("layer_overrides"), Mapping):
+        found["layer_overrides"] = {
+            kind: renamed(changed) if isinstance(changed, Mapping) else changed for kind, changed in kinds.items()
+        }
+    return found

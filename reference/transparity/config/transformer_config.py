@@ -735,7 +735,7 @@ class TransformerConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
-        """Read the result of `as_dict`, also of earlier versions; raises `ConfigError` for unknown or missing fields."""
+        """Read fields that `as_dict` of any version wrote; raises `ConfigError` for unknown or missing ones."""
         if not isinstance(fields, dict):
             raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]

@@ -12,7 +12,7 @@ from tests.looping import for_each
 
 from transparity import TransformerConfig, preset
 from transparity.config import FIELD_TYPES
-from transparity.config.earlier import RENAMED
+from transparity.config.earlier import FIELDS
 from transparity.errors import ConfigError
 from transparity_conformance.checkpoints.examples import example_config
 
@@ -205,9 +205,9 @@ def test_layers_that_cannot_differ_like_this(overrides: Any, says: str) -> None:
 def test_fields_of_earlier_versions_are_read() -> None:
     config = TransformerConfig.from_dict(example_config("deepseek_v3").as_dict() | {"norm_position": "sandwich"})
     now = config.as_dict()
-    earlier = {current: name for name, current in RENAMED.items()}
+    earlier = {current: name for name, current in FIELDS.items()}
     old = {earlier.get(name, name): value for name, value in now.items()} | {"norm_position": "both"}
-    assert len({*old} - {*now}) == len(RENAMED)
+    assert len({*old} - {*now}) == len(FIELDS)
     assert TransformerConfig.from_dict(old) == config
     with pytest.raises(ConfigError, match="has no field 'query_rank'"):
         TransformerConfig.from_dict(now | {"query_rank": 3})

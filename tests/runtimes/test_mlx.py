@@ -1,4 +1,4 @@
-"""Models of MLX are ports unchanged: those of mlx-lm agree."""
+"""The checker accepts an MLX model without changes, and the models of mlx-lm agree."""
 
 from __future__ import annotations
 

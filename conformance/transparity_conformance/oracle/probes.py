@@ -137,7 +137,7 @@ DECAY_RATE = 0.4
 """The middle of the decay rates of states: after as many tokens as a probe has, part of a state remains."""
 
 BIAS_OFFSET = 7.0
-"""What every second draw adds to the correction biases of a router: near 7, bfloat16 keeps steps of 1/32."""
+"""The offset of a router's correction biases in every second draw. Near 7, bfloat16 has steps of 1/32."""
 
 HOT_SPREAD = 40.0
 """The spread of hot scores: exp of the largest overflows float32 (88.7), and exp of the smallest is 0."""

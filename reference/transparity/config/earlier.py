@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-RENAMED = {
+FIELDS = {
     "router_correction": "router_score_bias",
     "router_groups_chosen": "topk_groups",
     "router_normalized": "normalize_topk",
@@ -24,8 +24,10 @@ VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "windo
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields under their names; a field that is given under both names keeps its earlier one."""
-    names = {name: name if RENAMED.get(name, name) in fields else RENAMED.get(name, name) for name in fields}
-    found = {names[name]: value for name, value in fields.items()}
+    found = {}
+    for name, value in fields.items():
+        current = FIELDS.get(name, name)
+        found[name if current in fields else current] = value
     for name, values in VALUES.items():
         if isinstance(value := found.get(name), str):
             found[name] = values.get(value, value)

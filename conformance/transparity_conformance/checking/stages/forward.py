@@ -276,7 +276,9 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 def find_line_of_step(evidence: Evidence) -> None:
     """Find the line at which a wrong step of cached decoding diverges from the forward pass."""
+    if all(fault.where != "step" for fault in evidence.report.faults):
+        return
     ran, reached = evidence.ran, evidence.reached
     passed = ForwardPass(ran.probes, {}, evidence.arguments.dtype, reached=[each.probe for each in reached.right])
-    requests = list(STEPS.ways[0].all_requests(passed).values()) if evidence.report.faults else []
+    requests = list(STEPS.ways[0].all_requests(passed).values())
     evidence.report = with_line_of_step(evidence.report, ran.forward, requests, reached.forwards)

@@ -29,9 +29,9 @@ With its initial values, a recurrence has short time steps and a fast decay, so 
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""What a model loops over: nothing, the rows of a batch, or heads (and perhaps rows).
+"""The loop of a model: none, over the rows of a batch, or over heads.
 
-"batch second" means no loop, with the positions before the rows.
+A loop over heads may also be over rows. "batch second" has no loop, and its positions precede the rows.
 """
 
 KERNEL = 4

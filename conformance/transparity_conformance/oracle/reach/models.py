@@ -64,7 +64,7 @@ class LogitsOracle(Oracle):
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
         super().__init__(run, parameters)
-        self._again: dict[str, float] = {}
+        self._again: dict[tuple[str, int], float] = {}
 
     def _evaluate(
         self, arrays: Arrays, dtype: str, index: int = 0, choices: Mapping[str, np.ndarray] | None = None
@@ -83,15 +83,16 @@ class LogitsOracle(Oracle):
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
         """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbours."""
-        measured, known = "float32" if dtype == "float64" else dtype, self._again.get(dtype, 0.0)
-        variants = range(IN_SEQUENCE, points) if points > 1 or dtype not in self._again else ()
-        errors = [self._error(measured, index, neighbour(self.arrays, index) if index else None) for index in variants]
-        self._again[dtype] = max(known, *(error * (epsilon(dtype) / epsilon(measured)) for error in errors), 0.0)
-        return self._again[dtype]
+        measured = "float32" if dtype == "float64" else dtype
+        for index in range(IN_SEQUENCE, points):
+            if (dtype, index) not in self._again:
+                error = self._error(measured, index, neighbour(self.arrays, index) if index else None)
+                self._again[dtype, index] = error * (epsilon(dtype) / epsilon(measured))
+        return self.known_again(dtype)
 
     def known_again(self, dtype: str) -> float:
-        """Return the same error if it is measured already, otherwise 0."""
-        return self._again.get(dtype, 0.0)
+        """Return the largest of these errors that is measured already, otherwise 0."""
+        return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from transparity.config import TransformerConfig, full_attention_every
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.exporting import accepted_by, export_checkpoint
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import tensors_of
@@ -123,7 +123,9 @@ LOADERS = (
 def test_every_size_that_a_check_needs_can_be_written(name: str, tmp_path: Path) -> None:
     config = example_config(name)
     configs = [probe.config for probe in probes_of(config, "config").values()]
-    configs += [each.config for each in reach_of(config, probe_parameters(config))] + [small_system(config)]
+    reached = reach_of(config, probe_parameters(config), accepts=accepted_by(name))
+    assert reached[-1].name == "deep"
+    configs += [each.config for each in reached] + [small_system(config)]
     for index, each in enumerate(dict.fromkeys(configs)):
         export_checkpoint(name, each, probe_parameters(each), tmp_path / str(index))
 

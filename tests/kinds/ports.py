@@ -75,3 +75,15 @@ def load(folder: str) -> Any:
         tensors = {name: value.float() for name, value in load_file(file).items()}
         model.inner.load_state_dict(tensors, strict=False)
     return model.eval()
+
+
+def load_latent(folder: str) -> Any:
+    """A loader of DeepSeek-V3 that scales scores by its own YaRN factor."""
+    import math
+
+    model = load(folder)
+    rope = model.inner.config.rope_parameters
+    for layer in model.inner.model.layers:
+        scale = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
+        layer.self_attn.scaling = layer.self_attn.qk_head_dim**-0.5 * scale * scale
+    return model

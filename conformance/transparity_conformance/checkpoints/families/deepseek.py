@@ -12,7 +12,7 @@ from transparity_conformance.checkpoints.naming import GATED, Table, by_group, l
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import SIZES
 from transparity_conformance.checkpoints.tables.kinds import by_kind, own_layers
-from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rotary import mscale_of, rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import derived, flag, number, tokens, whole
 from transparity_conformance.checkpoints.tables.values import (
     Fields,
@@ -58,8 +58,10 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
     rope.pop("partial_rotary_factor", None)
     rope["rope_parameters"].pop("partial_rotary_factor", None)
     if config.attention_multiplier != 1:
-        share = {"mscale_all_dim": _share(config)}
-        rope |= {name: rope[name] | share for name in ("rope_parameters", "rope_scaling")}
+        share = _share(config)
+        scales = {"mscale": mscale_of(config, share), "mscale_all_dim": share}
+        for name in ("rope_parameters", "rope_scaling"):
+            rope[name] = {key: value for key, value in rope[name].items() if key != "attention_factor"} | scales
     return rope | {
         "rope_interleave": config.rope_layout == "interleaved",
         "num_key_value_heads": config.num_heads,
@@ -134,7 +136,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     | {"q_lora_rank": 13, "kv_lora_rank": 9, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5}
     | {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-        | {"mscale": 1.0, "mscale_all_dim": 1.0}
+        | {"mscale": 1.0, "mscale_all_dim": 0.5}
     }
     | {"bos_token_id": 1, "eos_token_id": 2},
     always=NO_BIAS | {"router_scores": "sigmoid", "router_score_bias": True},

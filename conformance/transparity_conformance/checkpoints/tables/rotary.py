@@ -10,7 +10,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables.rows import FieldRow, derived
-from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_number, as_whole, wrong
+from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_number, as_whole, nearest, wrong
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -126,14 +126,13 @@ def _llama3(given: Fields) -> dict[str, Any]:
 def _yarn(given: Fields) -> dict[str, Any]:
     """Return YaRN scaling; the default attention factor is 0.1 · ln(factor) + 1.
 
-    With `mscale` and `mscale_all_dim`, it is the ratio of 0.1 · scale · ln(factor) + 1 for the two.
+    `mscale` and `mscale_all_dim` together replace it.
     """
     usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
     factor = as_number(given, "factor")
     scales = [as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
-    steps = [0.1 * scale * math.log(max(factor, 1)) + 1 for scale in (scales if len(scales) == 2 else (1.0,))]
-    by_formula = steps[0] / (steps[1] if len(steps) == 2 else 1)
+    by_formula = attention_factor(factor, *(scales if len(scales) == 2 else (1.0, 0.0)))
     return {
         "rotary_scaling": "yarn",
         "rotary_factor": factor,
@@ -143,6 +142,24 @@ def _yarn(given: Fields) -> dict[str, Any]:
         "rotary_truncate": as_flag(given, "truncate"),
         "rotary_attention_factor": _attention_factor(given, by_formula),
     }
+
+
+def attention_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """Return YaRN's attention factor, the ratio of 0.1 · scale · ln(factor) + 1 for two scales."""
+    return _scale(mscale, factor) / _scale(mscale_all_dim, factor)
+
+
+def _scale(share: float, factor: float) -> float:
+    return 0.1 * share * math.log(max(factor, 1)) + 1
+
+
+def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
+    """Return the `mscale` that gives exactly the attention factor beside `mscale_all_dim`."""
+    factor, right = config.rotary_factor, config.rotary_attention_factor
+    found = (right * _scale(mscale_all_dim, factor) - 1) / (0.1 * math.log(factor))
+    return nearest(
+        round(found, 6), found, right=lambda each: attention_factor(factor, each, mscale_all_dim) == right
+    )
 
 
 def _longrope(given: Fields) -> dict[str, Any]:

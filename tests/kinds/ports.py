@@ -81,9 +81,11 @@ def load_latent(folder: str) -> Any:
     """A loader of DeepSeek-V3 that scales scores by its own YaRN factor."""
     import math
 
-    model = load(folder)
-    rope = model.inner.config.rope_parameters
-    for layer in model.inner.model.layers:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    rope = model.config.rope_parameters
+    for layer in model.model.layers:
         scale = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
         layer.self_attn.scaling = layer.self_attn.qk_head_dim**-0.5 * scale * scale
     return model

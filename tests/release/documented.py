@@ -52,10 +52,14 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks below an install line as far as the next one, and the Python blocks above it."""
+    """Run the blocks below an install line as far as the next one, and the Python blocks above it in its section.
+
+    Files that a block above has are written, wherever they are.
+    """
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
     sys.path.insert(0, str(Path.cwd()))
+    section = text.rfind("\n## ", 0, start)
     ends = [at for where, at, _ in lines() if where == page and at > start]
     for block in FENCED.finditer(text):
         kind, body = block[2], re.sub(f"(?m)^{block[1]}", "", block[3])
@@ -65,7 +69,7 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
         if kind == "python":
             if named := re.match(r"# (\w+\.py)\n", body):
                 Path(named[1]).write_text(body, encoding="utf-8")
-            if is_after or named:
+            if is_after or (block.start() > section and not named):
                 exec(compile(body, "<block>", "exec"), namespace)
                 ran += is_after and not named
         elif kind == "console" and is_after:

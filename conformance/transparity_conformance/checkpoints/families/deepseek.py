@@ -136,7 +136,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     | {"q_lora_rank": 13, "kv_lora_rank": 9, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 5}
     | {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
-        | {"mscale": 1.0, "mscale_all_dim": 0.5}
+        | {"mscale": 0.8, "mscale_all_dim": 0.5}
     }
     | {"bos_token_id": 1, "eos_token_id": 2},
     always=NO_BIAS | {"router_scores": "sigmoid", "router_score_bias": True},

@@ -42,6 +42,22 @@ class Masked(Decoder):
     step = generate = None  # type: ignore[assignment]
 
 
+class Learner:
+    """A decoder with gradients."""
+
+    def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
+        from transparity_pytorch.port import build
+
+        self.model = build(config, parameters)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(self.model.logits(tokens=tokens))
+
+    def loss_and_gradients(self, targets: np.ndarray, tokens: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        loss, gradients = self.model.loss_and_gradients(targets, tokens=tokens)
+        return loss, gradients
+
+
 class Translator:
     """An encoder-decoder."""
 

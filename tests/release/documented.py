@@ -52,7 +52,7 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks below an install line as far as the next one, and the Python blocks above it in its section.
+    """Run the blocks below an install line as far as the next one's section, and the Python blocks above it in its own.
 
     Files that a block above has are written, wherever they are.
     """
@@ -60,11 +60,12 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
     sys.path.insert(0, str(Path.cwd()))
     section = text.rfind("\n## ", 0, start)
-    ends = [at for where, at, _ in lines() if where == page and at > start]
+    following = [at for where, at, _ in lines() if where == page and at > start]
+    ends = [heading if (heading := text.rfind("\n## ", 0, at)) > start else at for at in following]
     for block in FENCED.finditer(text):
         kind, body = block[2], re.sub(f"(?m)^{block[1]}", "", block[3])
         is_after = block.end() > start
-        if ran and any(at < block.end() for at in ends if at > start):
+        if ran and any(at < block.end() for at in ends):
             break
         if kind == "python":
             if named := re.match(r"# (\w+\.py)\n", body):

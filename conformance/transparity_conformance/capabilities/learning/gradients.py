@@ -78,14 +78,21 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_gradients(
-    gradients: Gradients, probe: Probe, loss: Loss, dtype: str, replicas: Replicas, unknown: Collection[str] = ()
+    gradients: Gradients,
+    probe: Probe,
+    loss: Loss,
+    dtype: str,
+    replicas: Replicas,
+    unknown: Collection[str] = (),
+    *,
+    at_once: bool = False,
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's.
+    """Compare the gradients of `loss` with the reference's, `at_once` if they are expected to be right.
 
     A gradient that is missing or has the wrong shape is wrong, unless it is `unknown`.
     """
     ours = _derivatives(probe, loss)
-    if probe.is_large and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
+    if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
     actual = ours.along(gradients)
     expected = {name: value for name, value in ours.expected.items() if name not in unknown}
@@ -108,7 +115,7 @@ def judge_gradients(
 
 
 def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
-    """Return the claim if all gradients of a large model are right; None if one is wrong and must be located."""
+    """Return the claim if all gradients are right; None if one is wrong and must be located."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):
@@ -205,6 +212,12 @@ def _requests_here(forward: ForwardPass) -> Requests:
     return {key: _cut(probe)}
 
 
+def _further_requests(forward: ForwardPass) -> Requests:
+    """Return the rows of the longest probe, whose lengths differ, too; none of a large model."""
+    key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
+    return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
+
+
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
     rows = ~blind_rows(probe)
@@ -240,8 +253,18 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients and, in this process, the loss that comes with them."""
-    ((key, probe),) = requests.items()
+    """Judge the gradients of each request; of those that agree, or diverge first, return the worst."""
+    found = not_compared()
+    for index, (key, probe) in enumerate(requests.items()):
+        each = _judge_one(key, probe, answers, forward, at_once=index > 0)
+        if each.faults or not each.claims:
+            return each
+        found = max(found, each, key=lambda one: max((share(c.error, c.budget) for c in one.claims), default=-1.0))
+    return found
+
+
+def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool) -> CapabilityResult:
+    """Judge the gradients of one batch and, in this process, the loss that comes with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     found, loss = not_compared(*_of_unknown(unknown)), None
@@ -257,7 +280,8 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
     given, replicas = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
     by_rank = Replicas(forward.sharding.ranks, replicas)
-    return found + judge_gradients(given, probe, loss or cross_entropy, forward.dtype, by_rank, unknown)
+    loss = loss or cross_entropy
+    return found + judge_gradients(given, probe, loss, forward.dtype, by_rank, unknown, at_once=at_once)
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
@@ -287,7 +311,7 @@ GRADIENTS = Capability(
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss by every parameter",
-    ways=(Way("gradients", _requests, here=_requests_here),),
+    ways=(Way("gradients", _requests, here=_requests_here, further=_further_requests),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

@@ -157,9 +157,7 @@ def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
     """Return the `mscale` that gives exactly the attention factor beside `mscale_all_dim`."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * _scale(mscale_all_dim, factor) - 1) / (0.1 * math.log(factor))
-    return nearest(
-        round(found, 6), found, right=lambda each: attention_factor(factor, each, mscale_all_dim) == right
-    )
+    return nearest(round(found, 6), found, right=lambda each: attention_factor(factor, each, mscale_all_dim) == right)
 
 
 def _longrope(given: Fields) -> dict[str, Any]:

@@ -462,7 +462,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
                 stream.reconfigure(errors="backslashreplace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
         ended = int(app(standalone_mode=False) or 0)

@@ -186,7 +186,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
     (
         lambda c: c.norm_position == "post-branch",
-        "norms come behind the sublayers, before the residual is added (paper: after it, §3.1)",
+        "norms come after the sublayers, before the residual is added (paper: after it, §3.1)",
     ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),

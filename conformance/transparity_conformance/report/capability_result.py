@@ -30,7 +30,7 @@ class CapabilityResult:
 
 
 def not_compared(*reasons: str) -> CapabilityResult:
-    """A result that consists of the reasons alone."""
+    """A result that has only reasons."""
     return CapabilityResult(not_compared=reasons)
 
 

@@ -100,7 +100,7 @@ def share(error: float, budget: float) -> float:
 def difference(actual: Any, expected: Any) -> float:
     """The largest |actual − expected|.
 
-    It is infinite if the shapes differ, a number is not finite on one side alone, or the arrays are empty: nothing is
+    It is infinite if the shapes differ, a number is not finite on only one side, or the arrays are empty: nothing is
     transposed, truncated or broadcast.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
@@ -142,7 +142,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """actual − ours: 0 where both are NaN or the same infinity, infinite where one alone is."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

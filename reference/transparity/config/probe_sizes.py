@@ -19,7 +19,7 @@ OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_d
 """Small values of sizes in which layers of a kind differ from the others."""
 
 ORIGINAL = {"llama3": 256, "yarn": 64, "longrope": 6}
-"""The longest sequence before positions were scaled: of LongRoPE, in the middle of the lengths that are tried."""
+"""The original length of each rotary scaling; LongRoPE's is in the middle of the lengths that are tried."""
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:

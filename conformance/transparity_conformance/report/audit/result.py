@@ -115,7 +115,7 @@ class Audit:
 
     @property
     def faults(self) -> str:
-        """The faults alone, in one clause; empty if there is none."""
+        """Return the faults in one clause; empty if there are none."""
         wrong = (
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts

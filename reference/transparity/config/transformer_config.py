@@ -153,7 +153,7 @@ class TransformerConfig:
     norm_gain: NormGain = "weight"
     """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
-    """Whether the norms have biases; `rms` has none either way."""
+    """Whether the norms have biases; `rms` never has."""
     norm_eps: float = number(
         1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12, usual=(1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
     )
@@ -566,7 +566,7 @@ class TransformerConfig:
 
     @property
     def has_relative_bias(self) -> bool:
-        """Whether distances have learned biases: alone, or beside other positions."""
+        """Return whether distances have learned biases, also in addition to other positions."""
         return self.positions == "relative" or self.relative_bias
 
     @property

@@ -31,7 +31,7 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe the first token that is wrong whatever the logits are; empty without one."""
+    """Describe the first token that is wrong for all logits; empty without one."""
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]

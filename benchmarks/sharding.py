@@ -131,7 +131,7 @@ def _held(forward: Any) -> int:
     return sum(value.numel() * value.element_size() for value in values)
 
 
-RESULT, PAGE = ROOT / "benchmarks/results/sharding.json", ROOT / "docs/sharding.md"
+RESULT, PAGE = ROOT / "benchmarks/results/sharding.json", ROOT / "docs/columns.md"
 HEADS = ("column", "data × tensor", "forward, tokens/s", "training, tokens/s", "parameters of a rank, MiB", "peak, MiB")
 
 
@@ -141,7 +141,7 @@ def row(figures: Figures) -> tuple[str, ...]:
 
 
 def markdown(kept: dict[str, Any]) -> str:
-    """Return kept figures as docs/sharding.md shows them."""
+    """Return kept figures as docs/columns.md shows them."""
     lines = [f"| {' | '.join(HEADS)} |", "|---|---|--:|--:|--:|--:|"]
     lines += [f"| {' | '.join(row(Figures(**figures)))} |" for figures in kept["figures"]]
     return f"{kept['taken']}\n\n" + "\n".join(lines)

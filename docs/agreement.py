@@ -63,7 +63,7 @@ def matrix(run: Run) -> str:
 
 def summary(run: Run) -> str:
     """Return the worst share and the number of comparisons of each backend and precision as a Markdown table."""
-    lines = [f"| | {' | '.join(TITLES.values())} |", "|---|" + "--:|" * len(TITLES)]
+    lines = [f"| precision | {' | '.join(TITLES.values())} |", "|---|" + "--:|" * len(TITLES)]
     rows = [[_worst(run, f"{backend} {dtype}") for backend in TITLES] for dtype in DTYPES]
     return "\n".join([*lines, *(f"| {dtype} | {' | '.join(row)} |" for dtype, row in zip(DTYPES, rows, strict=True))])
 

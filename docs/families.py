@@ -25,11 +25,15 @@ CASES = Path(__file__).parents[1] / "tests" / "families" / "cases.toml"
 
 INTRODUCTION = """# Families, field by field
 
-Every family that is [imported and exported](families.md): the class of `transformers` that it is compared with, on
-random weights, in float32 and float64, in NumPy, PyTorch and JAX, with padding where the model has a token for it; the
-fields of config.json, and ours that they are; and the fields of which some values alone are supported. Any other value
-of these, and one of a field that is read and has no meaning here, is refused with the field's name. A field that is not
-listed is reported when a folder is imported: as one that no forward pass depends on, or that is not honoured.
+For every family that is [imported and exported](families.md), this page lists:
+
+- the class of `transformers` with which the tests compare it, in NumPy, PyTorch and JAX, in float32 and float64, with
+  random weights and with padding;
+- the fields of config.json that are copied (our field in parentheses) or converted;
+- our fields that always have the same value;
+- fields that support only some values. Any other value is refused with the field's name.
+
+An import reports fields that are not listed here, and says whether a forward pass depends on them.
 
 `python docs/families.py` writes this page from the tables of the families and from their tests.
 """
@@ -48,7 +52,7 @@ def page() -> str:
     """Return the page."""
     cases = compared()
     of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
-    parts = [INTRODUCTION, "## Every family", _bullets([f"Refused but for {'; '.join(of_all)}"]), _activations()]
+    parts = [INTRODUCTION, "## Every family", _bullets([f"Only supported: {'; '.join(of_all)}"]), _activations()]
     for model_type in sorted(FAMILIES):
         family = family_called(model_type)
         parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
@@ -63,13 +67,13 @@ def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
     classes = ", ".join(f"`{name}`" for name in dict.fromkeys(cases.values()))
     yield f"Compared with {classes}, in the configurations: {'; '.join(cases)}"
     unchanged = [f"`{row.name}` ({', '.join(f'`{name}`' for name in row.ours)})" for row in family.rows if row.ours]
-    yield f"Read as they are: {', '.join(unchanged)}"
+    yield f"Copied: {', '.join(unchanged)}"
     yield f"Converted: {', '.join(f'`{name}`' for row in family.rows if not row.ours for name in row.reads)}"
     always = [f"`{name}` {as_json(value)}" for name, value in family.always.items()]
     yield f"Always: {', '.join(always)}"
     if family.only:
         only = [f"`{name}`: {_values(values)}" for name, values in family.only.items()]
-        yield f"Refused but for {'; '.join(only)}"
+        yield f"Only supported: {'; '.join(only)}"
 
 
 def _values(values: tuple[Any, ...]) -> str:

@@ -131,7 +131,7 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a file and an edit, by cause: a real bug, else another one of published code or the independent port."""
+    """Return where a wrong line is, and the edit, by cause: a real bug, else another one of the tests' pools."""
     found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
@@ -147,16 +147,41 @@ def published_lines() -> dict[str, tuple[str, str]]:
                     edit(old, old, new),
                 )
                 found[cause] = min(found.get(cause, this), this)
-    return {cause: (file, text) for cause, (*_, file, text) in found.items()}
+    shown = {cause: (file, text) for cause, (*_, file, text) in found.items()}
+    return dict(_lines_around()) | {cause: (_where(file), text) for cause, (file, text) in shown.items()}
+
+
+def _where(file: str) -> str:
+    return f"`{file}`" if "/" in file else "an independent port in PyTorch"
+
+
+def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield causes of loaders, conversions and ranks, each with where its lines are, and the edit; the last counts."""
+    text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
+    sharded = {
+        row["id"]: (row["old"].strip("\n"), row["new"].strip("\n")) for row in _rows_of(META / "ranks/mistakes.toml")
+    }
+    for case in [*_rows_of(META / "ranks/cases.toml")][::-1]:
+        if "cause" in case:
+            yield (
+                case["cause"],
+                ("a PyTorch port on several ranks", edit(text, *sharded[case["port"].partition("__")[2]])),
+            )
+    for row in _rows_of(META / "planting/around.toml"):
+        text = (ROOT / row["file"]).read_text(encoding="utf-8")
+        yield row["cause"], (row["where"], edit(text, row["old"], row["new"].removeprefix("\n")))
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all tables in a folder; entries outside of tables are defaults."""
-    for path in sorted(folder.glob("*.toml")):
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        shared = {name: value for name, value in tables.items() if not isinstance(value, list)}
-        for rows in (value for value in tables.values() if isinstance(value, list)):
-            yield from (shared | row for row in rows if isinstance(row, dict))
+    """Return the rows of all tables in a folder; entries outside of tables are defaults."""
+    return itertools.chain.from_iterable(map(_rows_of, sorted(folder.glob("*.toml"))))
+
+
+def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    shared = {name: value for name, value in tables.items() if not isinstance(value, list)}
+    for rows in (value for value in tables.values() if isinstance(value, list)):
+        yield from (shared | row for row in rows if isinstance(row, dict))
 
 
 def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> Iterator[str]:
@@ -166,8 +191,7 @@ def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> I
         shown = [title for title, _ in COLUMNS.values() if title in planted]
         yield from (f"**{title}**\n\n```diff\n{planted[title]}\n```" for title in shown)
     if published:
-        where = f"`{published[0]}`" if "/" in published[0] else "an independent port in PyTorch"
-        yield f"**Wrong (−) and right (+)** in {where}:\n\n```diff\n{published[1]}\n```"
+        yield f"**Wrong (−) and right (+)** in {published[0]}:\n\n```diff\n{published[1]}\n```"
 
 
 def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str], taps: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Experts: several feed-forwards, of which a router chooses some for each token."""
+"""Experts: several feed-forwards; a router chooses some for each token."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ ADAPTER_HELP = "File by `transparity adapt`, for a PORT that is Model() or Model
 AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. Default: only list what it ignores."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. Compare them with one rank, then with the reference."
 BY_LAYER_HELP = (
-    "Check each layer as a model of its own, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
+    "Check each layer as a separate model, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
 )
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
 AGAINST_HELP = (
@@ -462,7 +462,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
                 stream.reconfigure(errors="backslashreplace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left behind
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
         ended = int(app(standalone_mode=False) or 0)
@@ -660,7 +660,7 @@ class Told:
         self._list()
 
     def _list(self) -> None:
-        """Print the line of each system that is known, once it is known that there are several."""
+        """Print the line of each finished system, if there are several."""
         from transparity_conformance.report.check.terminal import one_line
 
         while self.systems > 1 and self.waiting:

@@ -36,9 +36,9 @@ def shown_probes() -> dict[str, dict[str, Probe]]:
 
 
 def runs() -> dict[str, list[Run]]:
-    """Return for each cause of the forward pass that shows in a result its run on every probe, by its id.
+    """Return the runs of each visible cause of the forward pass, one per probe, by its id.
 
-    The first of these runs shows the fault: the first variant that shows, on the first probe that shows any.
+    The first run has the first variant that is visible, on the first probe where it is.
     """
     probes = shown_probes()
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)

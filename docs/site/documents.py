@@ -97,7 +97,7 @@ def _preset(name: str, config: TransformerConfig, decided: str) -> str:
     )
     sizes = f"{config.embed_dim} features, {config.num_heads} heads, {layers}: {number:,} parameters."
     listed = "\n".join(f"- {cell(sentence)}" for sentence in departures(config))
-    silent = f"\n\nDecided where the document is silent: {decided}." if decided else ""
+    silent = f"\n\nDecided where the document is silent: {cell(decided)}." if decided else ""
     return f"## The preset `{name}`\n\n{sizes} It differs from Vaswani et al. (2017):\n\n{listed}{silent}"
 
 

@@ -1,6 +1,6 @@
-// What scrolls sideways is reached, and scrolled, with the keyboard, too: code, wide tables, cells of the columns.
+// What scrolls sideways is reached, and scrolled, with the keyboard, too: code, wide tables, pictures, cells of the columns.
 function makeReachable() {
-  for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell"))
+  for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell, p:has(> img)"))
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0
 }
 

@@ -18,7 +18,7 @@ from transparity_conformance.report.check.findings import sentence
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, each after a norm."""
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         width, hidden = config.embed_dim, config.feed_forward_dim

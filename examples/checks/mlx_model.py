@@ -16,7 +16,7 @@ from transparity_conformance.report.check.findings import sentence
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, each after a norm."""
 
     def __init__(self, config):
         super().__init__()

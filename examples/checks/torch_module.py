@@ -32,7 +32,7 @@ NAMES = {
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm."""
+    """Attention and feed-forward, each after a norm."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()

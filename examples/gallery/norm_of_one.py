@@ -1,42 +1,41 @@
 # mypy: ignore-errors
-"""A Gemma in JAX."""
+"""A Gemma in PyTorch functions."""
 
 import json
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-from safetensors.numpy import load_file
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 
 
 def rms_norm(x, weight, eps=1e-6):
-    return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps) * weight
+    return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + eps) * weight
 
 
 def rotate(x, theta):
-    """Rotate (batch, length, heads, width)."""
-    _, length, _, width = x.shape
-    angles = jnp.outer(jnp.arange(length), theta ** (-jnp.arange(0, width, 2) / width))[:, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    """Rotate (batch, heads, length, width)."""
+    length, width = x.shape[-2:]
+    angles = torch.outer(torch.arange(length), theta ** (-torch.arange(0, width, 2) / width))
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
 
 
 def layer(x, w, config):
     width, theta = config["head_dim"], config.get("rope_theta", 10000.0)
     y = rms_norm(x, w["input_layernorm"])
-    q, k, v = (jnp.reshape(y @ w[f"self_attn.{part}_proj"].T, (*x.shape[:2], -1, width)) for part in "qkv")
-    context = jax.nn.dot_product_attention(rotate(q, theta), rotate(k, theta), v, is_causal=True)
-    x = x + jnp.reshape(context, (*x.shape[:2], -1)) @ w["self_attn.o_proj"].T
+    q, k, v = (F.linear(y, w[f"self_attn.{part}_proj"]).unflatten(-1, (-1, width)).transpose(1, 2) for part in "qkv")
+    context = F.scaled_dot_product_attention(rotate(q, theta), rotate(k, theta), v, is_causal=True, enable_gqa=True)
+    x = x + F.linear(context.transpose(1, 2).flatten(2), w["self_attn.o_proj"])
     y = rms_norm(x, w["post_attention_layernorm"])
-    hidden = jax.nn.gelu(y @ w["mlp.gate_proj"].T, approximate=True) * (y @ w["mlp.up_proj"].T)
-    return x + hidden @ w["mlp.down_proj"].T
+    hidden = F.gelu(F.linear(y, w["mlp.gate_proj"]), approximate="tanh") * F.linear(y, w["mlp.up_proj"])
+    return x + F.linear(hidden, w["mlp.down_proj"])
 
 
 def load(folder):
     config = json.loads(Path(folder, "config.json").read_text())
     tensors = load_file(Path(folder, "model.safetensors"))
-    weights = {name.removeprefix("model.").removesuffix(".weight"): jnp.asarray(w) for name, w in tensors.items()}
+    weights = {name.removeprefix("model.").removesuffix(".weight"): w for name, w in tensors.items()}
 
     def of_layer(i):
         prefix = f"layers.{i}."
@@ -46,6 +45,6 @@ def load(folder):
         x = weights["embed_tokens"][input_ids] * config["hidden_size"] ** 0.5
         for i in range(config["num_hidden_layers"]):
             x = layer(x, of_layer(i), config)
-        return rms_norm(x, weights["norm"]) @ weights["embed_tokens"].T
+        return F.linear(rms_norm(x, weights["norm"]), weights["embed_tokens"])
 
     return forward

@@ -29,7 +29,7 @@
 | D      | `patch_dim`                   | numbers in a patch                                    |
 | D      | `mel_bins`                    | mel bins of a spectrogram                             |
 | T      | `frames`                      | frames of audio                                       |
-| T      | `earlier`                     | positions in front of those that are convolved        |
+| T      | `earlier`                     | positions before the convolved ones                   |
 | M      | `chunks`                      | pieces of a row, one after another in a recurrence    |
 | T      | `chunk`                       | positions of a piece                                  |
 | K      | `steps`                       | steps of an optimizer                                 |

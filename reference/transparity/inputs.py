@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class InputForm(NamedTuple):
-    """The form of an input: rows of whole numbers or of floats, and the axes behind the rows."""
+    """The form of an input: whole numbers or floats, and the axes after the rows."""
 
     is_float: bool
     axes: tuple[int | None, ...]

@@ -186,7 +186,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.residual_multiplier != 1, "sublayers are multiplied by {c.residual_multiplier:g} (§3.1)"),
     (
         lambda c: c.norm_position == "post-branch",
-        "norms come behind the sublayers, before the residual is added (paper: after it, §3.1)",
+        "norms come after the sublayers, before the residual is added (paper: after it, §3.1)",
     ),
     (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
@@ -208,7 +208,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "queries and keys are rotated by their positions (paper: sinusoidal ones, §3.5)",
     ),
     (lambda c: c.positions == "relative", "distances have learned biases (paper: sinusoidal positions, §3.5)"),
-    (lambda c: c.relative_bias, "distances have learned biases beside the positions that are added (paper: none)"),
+    (lambda c: c.relative_bias, "distances have learned biases, in addition to positions (paper: none)"),
     (lambda c: c.positions == "alibi", "distances are subtracted from scores (paper: sinusoidal positions, §3.5)"),
     (lambda c: c.positions == "none", "there are no positions (paper: sinusoidal, §3.5)"),
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
@@ -216,7 +216,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.embedding_multiplier != 1,
         "token embeddings are multiplied by {c.embedding_multiplier:g}, too (§3.4)",
     ),
-    (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, with embeddings of their own"),
+    (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, each with an embedding"),
     (lambda c: c.embedding_norm, "embeddings are normalised"),
     (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
     (

@@ -81,5 +81,5 @@ def test_a_program_in_c_agrees_and_a_wrong_line_in_it_is_named(
 
 
 def test_every_example_is_on_its_page() -> None:
-    page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/checking.md").read_text(encoding="utf-8")
     assert [path.name for path in EXAMPLES.glob("*.*") if f"`examples/checks/{path.name}`" not in page] == []

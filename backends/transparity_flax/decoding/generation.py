@@ -69,7 +69,7 @@ class Written(NamedTuple):
 
 
 def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Room for `more` tokens behind the prompt; no row has ended."""
+    """Room for `more` tokens after the prompt; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
 

@@ -61,7 +61,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch earlier features"]:
-    """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
+    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)

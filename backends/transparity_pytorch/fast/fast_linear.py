@@ -84,8 +84,10 @@ def in_streams(
 def in_parts(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """weight · row by MKL: a part of the weight for each thread, as a batch of products. A single product of one row it
-    leaves to one thread."""
+    """Return weight · row as a batch of products, a part of the weight for each thread.
+
+    MKL computes a single product of one row in one thread.
+    """
     # A transposed row, not reshape(-1, 1): with a column's strides, MKL takes four times as long.
     threads, column = torch.get_num_threads(), row[None].T
     whole = len(weight) // threads * threads

@@ -52,7 +52,7 @@ def train(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Take one step per batch of this rank's rows; return the loss before each and the final learned parameters.
 
-    Every rank steps with its shard alone: the optimizers are elementwise, and the norm that clips is of all shards.
+    Every rank updates only its shard, since optimizers are elementwise; the clipping norm covers all shards.
     """
     parameters = {name.removeprefix("model."): parameter for name, parameter in root.named_parameters()}
     shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}

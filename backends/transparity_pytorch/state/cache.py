@@ -67,7 +67,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch earlier features"]:
-    """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
+    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
     before, length = cache[name].clone(), x.shape[1]
     last = torch.arange(before.shape[1], device=x.device) + (
         length if valid_lengths is None else valid_lengths[:, None]

@@ -16,7 +16,7 @@ def cross_entropy(
     """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). The
-    loss of a batch of padding alone is NaN, as in the frameworks.
+    loss of a batch of only padding is NaN, as in the frameworks.
     """
     ignored = -100 if pad_id is None else pad_id  # −100 is no token
     return F.cross_entropy(

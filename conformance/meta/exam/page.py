@@ -39,14 +39,14 @@ def beside_rules(rows: Rows) -> str:
     refused = Share("", alone.of - alone.right, alone.of)
     lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
     lines += [[RULES[name].says, percent(found), percent(false)] for name, (found, false) in by_rule.items()]
-    return table(["", "bugs detected", "right ports refused"], lines, (1, 2))
+    return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
 
 
 def answers(rows: Rows) -> str:
     """Return the shares of right answers, the first and the current ones."""
     both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
     lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
-    return table(["", "first answers", "current", "wanted"], lines, (1, 2, 3))
+    return table(["measure", "first answers", "current", "wanted"], lines, (1, 2, 3))
 
 
 def _target(title: str) -> str:
@@ -87,7 +87,7 @@ def missed(rows: Rows) -> str:
     found.sort(key=lambda each: order.index(each[0]))
     lines = [[title, f"`{name}`", row["says"]] for title, name, row in found]
     counted = "; ".join(f"{title.lower()}: {sum(title == each[0] for each in found)}" for title in order)
-    parts = [f"{counted[:1].upper()}{counted[1:]}.", table(["", "bug", "the answer"], lines)]
+    parts = [f"{counted[:1].upper()}{counted[1:]}.", table(["result", "bug", "the answer"], lines)]
     if waiting := [f"`{name}`" for name in exam() if name not in rows]:
         parts.append(f"**Without an answer yet: {len(waiting)}**, which no figure counts: {', '.join(waiting)}.")
     return "\n\n".join(parts)
@@ -107,7 +107,7 @@ def every_bug(rows: Rows) -> str:
         lines.append(
             [f"`{name}`", story, shows, way, named, MARKS[row["line"]], f"{len(row['rules'])} of {len(RULES)}"]
         )
-    return table(["", "what is wrong", "shows", "found by", "named", "line", "rules that refuse"], lines)
+    return table(["id", "what is wrong", "shows", "found by", "named", "line", "rules that refuse"], lines)
 
 
 def _link(source: str) -> str:

@@ -105,7 +105,7 @@ def page(found: dict[str, Any]) -> str:
         ]
         for row in found["planted"]
     ]
-    heads = ["a mistake in layer 7 alone", "layer 6", "layer 7", "the cause that is named", "line", "seconds"]
+    heads = ["a mistake only in layer 7", "layer 6", "layer 7", "the cause that is named", "line", "seconds"]
     return text + table(heads, rows, (5,))
 
 

@@ -97,7 +97,7 @@ def _values_are_keys(model: Any, layer: Any) -> None:
 
 MISTAKES = {
     "permuted": "rows of queries and keys permuted for the other layout of the rotation",
-    "gate_and_up": "gate and up exchanged",
+    "gate_and_up": "gate and up swapped",
     "transposed": "the output projection transposed",
     "base": "another base of the rotation",
     "eps": "eps of the norms 1e-2",

@@ -143,7 +143,7 @@ def result(
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """Return the cause of an error of which a fault leaves `left`."""
+    """Return the cause of an error; the fault leaves `left`."""
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 

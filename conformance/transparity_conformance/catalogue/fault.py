@@ -66,17 +66,17 @@ class Fault:
     value: float | None = None
     """The number in it, if any."""
     equivalents: tuple[str, ...] = ()
-    """Ids of other faults with exactly equal results, whatever the weights and inputs."""
+    """Ids of other faults that give exactly the same results for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
     """Returns the site whose parameters are used at a site."""
     exchange: Fault | None = None
-    """The two-sided swap of which this fault is one side."""
+    """The swap of two parameters to which this one-sided fault belongs."""
     of_ranks: bool = False
     """Whether it exists only on several ranks, because of the sharding."""
     reshapes: str = ""
-    """An earlier tap that it gives another shape, which cannot be compared."""
+    """An earlier tap whose shape the fault changes; it cannot be compared."""
     is_mutual: bool = False
-    """Whether it also has to be made at the site whose parameters it uses."""
+    """Whether the fault must also be applied at the site whose parameters it uses."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
         """Return the value at a site with only this fault."""

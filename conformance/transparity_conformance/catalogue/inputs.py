@@ -142,7 +142,7 @@ def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def _of_convolution(site: str) -> Iterator[Fault]:
     for name, (function, says) in ACTIVATIONS.items():
         if name != "gelu":
-            description = f"{says} instead of {ACTIVATIONS['gelu'][1]} behind the convolution"
+            description = f"{says} instead of {ACTIVATIONS['gelu'][1]} after the convolution"
             yield fault("convolution-activation", name, says=description, formula=convolution, function=function)
     yield from variants("convolution-kernel", KERNELS, convolution, "kernel")
     yield from variants("convolution-padding", ENDS, convolution, "ends")

@@ -56,7 +56,7 @@ OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")
 """The linear maps of a recurrence by the taps at which they act; three of them precede convolutions."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
-"""The linear maps of a recurrence by the taps at which they act; behind three of them are convolutions."""
+"""The linear maps of a recurrence, by their taps; convolutions follow three of them."""
 
 BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "self_attention.query_latent": ("query_latent_norm.",),

@@ -190,7 +190,7 @@ def _of_convolution(own: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("recurrent-padding", "in front", formula=_convolved, unpadded=False)
     others = {name: row for name, row in ACTIVATIONS.items() if name != "silu"}
     for name, (function, says) in {**others, "missing": (lambda x: x, "no activation")}.items():
-        description = f"{says} instead of {ACTIVATIONS['silu'][1]} behind the convolution"
+        description = f"{says} instead of {ACTIVATIONS['silu'][1]} after the convolution"
         yield fault("recurrent-activation", name, says=description, formula=_convolved, function=function)
 
 

@@ -92,7 +92,7 @@ def _skipped(state: WalkState, site: str, value: Value) -> Value:
 
 PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
 
-SEQUENTIAL = "the feed-forward layer is given the stream behind the attention, not the layer's input"
+SEQUENTIAL = "the feed-forward layer gets the stream after the attention, not the layer's input"
 
 LOGIT_SHIFTS: dict[str, Callable[[Value], Value]] = {
     "log-softmax": log_softmax,

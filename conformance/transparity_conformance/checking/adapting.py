@@ -93,9 +93,9 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
     lines = [f"{count(settled, 'parameter')} found in {count(len(adapter.lines) - len(absent) - len(asked), 'line')}"]
     if adapter.zero:
-        lines.append(f"0 in the port, for this configuration has no such bias: {listed(adapter.zero)}")
+        lines.append(f"0 in the port, because this configuration has no such bias: {listed(adapter.zero)}")
     if adapter.unused:
-        lines.append(f"left as they are, for nothing was found to be made from them: {listed(adapter.unused)}")
+        lines.append(f"unchanged, because no parameter is made from them: {listed(adapter.unused)}")
     lines += contradicting(adapter.lines)
     if found.faults:
         seen = dict.fromkeys(each.fault.description for each in found.faults)

@@ -75,7 +75,7 @@ def check(
         isolated, ranks, timeout: Whether to use a separate process; the number of processes; seconds for an answer.
         budget, name, lengths: Seconds of the search for causes; the port's name; lengths of long prompts to compare.
         audit: Whether an ignored field or tensor diverges; None: a loader's are listed.
-        progress, located: Receive every step; and a report whenever more is known about a divergence.
+        progress, located: Receives every step; receives a report whenever more is known about a divergence.
 
     Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """

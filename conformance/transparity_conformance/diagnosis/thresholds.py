@@ -41,7 +41,7 @@ NO_EXPLANATION = Threshold(
     "the right one of 53 faults leaves at most 1.1e-4 of the difference of a float32 port. Any other leaves more than "
     "half in 99.6 % of 7,268 cases (two models, two probes, one of them with hot scores)",
 )
-"""A fault, or other fields, that leave a larger share of a difference explain nothing, whatever the budget."""
+"""A fault explains nothing if it leaves a larger share of a difference than this."""
 
 ROUNDED_PRODUCTS = (
     "products rounded to TF32 and bfloat16 leave at most 3e-4 of the difference with the same rounding (five probes, "

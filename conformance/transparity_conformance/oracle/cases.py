@@ -1,4 +1,4 @@
-"""Small configurations of the families that people port, which together have every part that no preset has; and text.
+"""Small configurations of families, with every part that no preset has; and a text.
 
 Each case has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …).
 Its sizes are its own, and all different, so that no two axes can be confused. The cases are rows of `cases.json`: the

@@ -19,8 +19,9 @@ of the walkthrough, the error is 33 times as large.
 Recurrences: the decay between two positions of a chunk comes from the difference of two sums since the chunk's start.
 With strong decay the sums are large, and their rounding is many times the rounding of single steps.
 
-Adam: 1 − βᵗ is the difference of two numbers near 1. With β of 0.999, float32 (Optax) errs by 1e-5 of it at the first
-step. A learned parameter errs by half of that times the learning rate. PyTorch and the reference use Python's numbers.
+Adam: 1 − βᵗ is the difference of two numbers near 1. At the first step with β = 0.999, its relative error in float32
+(Optax) is 1e-5. A learned parameter errs by half of that times the learning rate. PyTorch and the reference use floats
+of Python.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """actual − ours: 0 where both are NaN or the same infinity, infinite where one alone is."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):

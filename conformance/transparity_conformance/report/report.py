@@ -33,7 +33,7 @@ REMARK = 4 * SENTENCE
 
 LIBRARIES = ("transparity", "numpy", "torch", "jax")
 PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
-"""Libraries that only a port imports, in a process of its own."""
+"""Libraries that only a port imports, in a separate process."""
 
 ABSENT = "not installed"
 
@@ -70,7 +70,7 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the check of a port of which it is known by then that it diverges."""
+    """Ctrl-C in a check that has already found a divergence."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault that was put into the reference, and the part of the disagreement that it explains."""
+    """A fault in the reference, and the part of the disagreement that it explains."""
 
     mistake: str
     """Its id in the catalogue, such as `attention-scale`."""
@@ -128,7 +128,7 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A segment of the port that is wrong by itself, whatever came before it."""
+    """A segment of the port that is wrong even with right inputs."""
 
     where: str
     """The tap at the end of the segment."""
@@ -214,13 +214,13 @@ class Report:
     audit: Audit | None = None
     """The fields of config.json and the tensors of a loader; None if they were not audited."""
     ranks: RanksComparison | None = None
-    """The ranks of the port, beside one of the same code; None if it runs on one."""
+    """The comparison of several ranks with one rank of the same code; None for one rank."""
     reference: str = ""
     """The implementation that the port is compared with, for `--against`; empty for our columns."""
     third: ThirdComparison | None = None
-    """The port and its reference beside a third implementation; None without one."""
+    """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """Fields of which the port has other values than the configuration, if that are several at once, with both."""
+    """Fields in which the port differs from its configuration, with both values, if there are several."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of everything that took part."""
 

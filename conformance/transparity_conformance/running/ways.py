@@ -62,7 +62,7 @@ def _cache_in(returned: Any, name: str) -> Any:
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
     if found is None:
-        raise TypeError(f"it returned {shown(returned)}; expected {name} in it, or as the second of a pair")
+        raise TypeError(f"it returned {shown(returned)}; expected {name} in it, or as the second item of a pair")
     return found
 
 

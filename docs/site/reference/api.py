@@ -77,10 +77,21 @@ def _returned(value: Any) -> str:
 
 def _plain(text: str) -> str:
     """Return an annotation without the quotes of one that is not evaluated, and without the modules of names."""
+    text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
     return re.sub(r"transparity[\w.]*\.(\w+)", r"\1", re.sub(r"(^|: )'([^']*)'", r"\1\2", text))
 
 
 def _documentation(doc: str) -> str:
-    """Return a docstring as Markdown: the lines of `Args:`, `Returns:` and `Raises:` as lists."""
+    """Return a docstring as Markdown: the lines of `Args:`, `Returns:` and `Raises:` as lists.
+
+    A line for several arguments has a clause for each.
+    """
     text = re.sub(r"(?m)^(Args|Returns|Yields|Raises):\n", r"**\1:**\n\n", doc)
-    return re.sub(r"(?m)^    (\w+): ", r"- `\1`: ", text)
+    return re.sub(r"(?m)^    (\w+(?:, \w+)*): (.*)$", _arguments, text)
+
+
+def _arguments(line: re.Match[str]) -> str:
+    names, clauses = line[1].split(", "), [line[2]]
+    if len(names) > 1:
+        clauses = [clause.removeprefix("and ") for clause in line[2].split("; ")]
+    return "\n".join(f"- `{name}`: {clause}" for name, clause in zip(names, clauses, strict=True))

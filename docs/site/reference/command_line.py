@@ -12,7 +12,7 @@ from transparity_conformance.cli import app
 
 INTRODUCTION = """# The command line
 
-`transparity COMMAND --help` prints the same. Commands that read a port run it in a process of its own.
+`transparity COMMAND --help` prints the same. Commands that read a port run it in a separate process.
 """
 
 EXIT_CODES = {

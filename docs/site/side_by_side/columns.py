@@ -135,7 +135,8 @@ def _section(subject: str, name: str, shown: Columns) -> str:
     parts = f"{_documentation(found)}{equation}{_shapes(first)}{grid}"
     label = first.label if found[0] else name
     if not main or name in _called(subject, main):
-        return f"## `{label}` {{#{name}}}\n\n{parts}\n"
+        anchor = name.replace(".", "-").replace("__", "")  # Markdown reads __init__ as bold
+        return f"## `{label}` {{#{anchor}}}\n\n{parts}\n"
     return (
         f'<details class="variant" id="{name}"><summary><code>{escape(label)}</code></summary>\n{parts}\n</details>\n'
     )

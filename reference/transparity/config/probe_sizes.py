@@ -19,7 +19,7 @@ OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_d
 """Small values of sizes in which layers of a kind differ from the others."""
 
 ORIGINAL = {"llama3": 256, "yarn": 64, "longrope": 6}
-"""The longest sequence before positions were scaled: of LongRoPE, in the middle of the lengths that are tried."""
+"""The original length of each rotary scaling; LongRoPE's is in the middle of the lengths that are tried."""
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Few heads, of which each, two or all share a key head, as of many."""
+    """A few heads; one, two or all of them share a key head."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -91,7 +91,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Few experts, of which one, all or some are chosen, as of many."""
+    """A few experts; one, some or all of them are chosen."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}

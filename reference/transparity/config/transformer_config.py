@@ -77,7 +77,7 @@ class TransformerConfig:
     # Sizes
 
     architecture: Architecture
-    """`encoder-decoder`, or one stack alone: `decoder` (causal) or `encoder` (bidirectional)."""
+    """`encoder-decoder`, or only one stack: `decoder` (causal) or `encoder` (bidirectional)."""
     source_vocab_size: int | None = None
     """Size of the encoder's vocabulary."""
     target_vocab_size: int | None = None
@@ -89,8 +89,8 @@ class TransformerConfig:
     num_heads: int = 8
     """Attention heads of the queries."""
     num_key_value_heads: int | None = None
-    """Heads of keys and values, each shared by as many consecutive query heads as divide evenly (Ainslie et al. 2023);
-    None: as many as queries have. 1: one for all (Shazeer 2019)."""
+    """Heads of keys and values. Consecutive query heads share one (Ainslie et al. 2023). None: as many as query heads;
+    1: one for all (Shazeer 2019)."""
     attention_head_dim: int | None = None
     """Features of a head; None: embed_dim / num_heads."""
     num_encoder_layers: int = whole(6, least=0, most=10_000)
@@ -101,15 +101,15 @@ class TransformerConfig:
     # Feed-forward
 
     feed_forward_dim: int = whole(2048, least=0)
-    """Features inside the feed-forward; 0: layers have none, and end behind attention or what is in its place
-    (Mamba-2)."""
+    """Features inside the feed-forward. 0: no feed-forward; the layer ends after its mixer (Mamba-2)."""
     feed_forward_bias: bool = True
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
-    """Apply the activation to a third projection, the gate, which multiplies the up projection (Shazeer 2020)."""
+    """Whether the activation is applied to a third projection, the gate, which multiplies the up projection (Shazeer
+    2020)."""
     gate_limit: float | None = number(None, POSITIVE, None, 0.7, usual=(7.0, 10.0))
-    """Bound of a gated feed-forward, in front of the activation: of the gate from above, of the up projection from both
-    sides (gpt-oss); None: no bound."""
+    """Bound of a gated feed-forward before the activation: the gate from above, the up projection from both sides
+    (gpt-oss). None: no bound."""
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
     """Added to the up projection before the gate multiplies it (gpt-oss: 1)."""
     activation: Activation = "relu"
@@ -119,30 +119,28 @@ class TransformerConfig:
     # Experts
 
     num_experts: int = whole(0, 0, 4, least=0)
-    """Feed-forwards side by side, each of `feed_forward_dim`, of which a router chooses some for each token (Shazeer et
-    al. 2017); 0: one feed-forward for all tokens, without a router, whose fields are not read."""
+    """Number of parallel feed-forwards of width `feed_forward_dim`; a router chooses some for each token (Shazeer et
+    al. 2017). 0: one feed-forward for all tokens; the other fields of experts have no effect."""
     experts_per_token: int = whole(2, 1, 2, 3)
-    """The experts that are chosen for a token: those with the highest scores."""
+    """Experts chosen for each token: the ones with the highest scores."""
     router_scores: RouterScores = "softmax"
-    """Scores of the experts, of a linear map of the token: its `softmax` over all experts, or the `sigmoid` of each
-    (DeepSeek-V3)."""
+    """Scores of a linear map of the token: the `softmax` over all experts, or the `sigmoid` of each (DeepSeek-V3)."""
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
-    """Whether a bias is added to the scores where experts are chosen, and not where they are weighted (Wang et al.
-    2024); no gradient reaches it."""
+    """Whether a bias is added to the scores that choose experts, but not to their weights (Wang et al. 2024). It has no
+    gradient."""
     router_groups: int = whole(1, 1, 2)
-    """Groups of consecutive experts, of which experts are chosen from the best: by the sum of its two highest scores
-    (DeepSeek-V3)."""
+    """Groups of consecutive experts. A group ranks by the sum of its two highest scores (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)
-    """The groups that experts of a token are chosen from."""
+    """Number of best groups from which a token's experts are chosen."""
     normalize_topk: bool = True
-    """Weights of the chosen experts are their scores divided by the sum of these (with `softmax` the same as a softmax
-    over the chosen alone), else the scores as they are."""
+    """Whether the weights of the chosen experts are divided by their sum. With `softmax`, this equals a softmax over
+    the chosen logits. If false, the weights are the scores."""
     router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
     """A further factor of the weights (DeepSeek-V3)."""
     shared_expert_dim: int = whole(0, 0, 3, least=0)
-    """Features inside one more expert, which every token has beside those chosen for it (Dai et al. 2024); 0: none."""
+    """Features of an additional expert that every token uses (Dai et al. 2024). 0: none."""
     shared_expert_gate: bool = False
     """Whether the output of this expert is multiplied by the sigmoid of a linear map of the token (Qwen 2 MoE)."""
 
@@ -155,7 +153,7 @@ class TransformerConfig:
     norm_gain: NormGain = "weight"
     """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
-    """Whether the norms have biases; `rms` has none either way."""
+    """Whether the norms have biases; `rms` never has."""
     norm_eps: float = number(
         1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12, usual=(1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
     )
@@ -166,18 +164,18 @@ class TransformerConfig:
     """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x + norm(f(norm(x))) (Gemma 2).
     `post-branch`: x + norm(f(x)) (OLMo 2)."""
     branches: Branches = "sequential"
-    """`sequential`: the feed-forward reads the stream behind the attention. `parallel`: both read the layer's input,
-    x + attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: through
-    the same norm (GPT-J)."""
+    """`sequential`: the feed-forward reads the stream after attention. `parallel`: both read the layer's input, x +
+    attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: both use the
+    same norm (GPT-J)."""
     attention_norm: bool = True
-    """Whether a norm is in front of self-attention where `norm_position` is `pre`; without, attention reads the stream
-    as it is (ModernBERT's first layer, whose embeddings are normalised)."""
+    """Whether a norm precedes self-attention if `norm_position` is `pre`. Without it, attention reads the stream
+    unchanged (the first layer of ModernBERT, whose embeddings are normalized)."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
-    """Factor of what each sublayer adds to its residual (Granite): x + multiplier · f(x)."""
+    """Factor of each sublayer's output before it is added to the residual (Granite): x + multiplier · f(x)."""
     final_norm: bool = False
     """One more norm at the end of each stack."""
     memory_norm: bool = False
-    """Each decoder layer normalises the encoder's output before cross-attention."""
+    """Whether each decoder layer normalizes the encoder's output before cross-attention."""
 
     # Attention
 
@@ -186,56 +184,53 @@ class TransformerConfig:
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
     key_bias: bool = True
-    """Whether the projection of keys has one, where `qkv_bias` gives them to all three (Whisper: no). It moves all
-    scores of a query alike, so that no weight depends on it."""
+    """Whether the key projection has a bias if `qkv_bias` is true (Whisper: no). A key bias shifts all scores of a
+    query equally, so it changes no weight."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
-    """Features of a latent that queries are projected from, which is normalised by an RMS norm; None: queries are
-    projected from the stream. Only with `kv_lora_rank`."""
+    """Features of the latent from which queries are projected; an RMS norm normalizes it. None: queries are projected
+    from the stream. Requires `kv_lora_rank`."""
     kv_lora_rank: int | None = None
-    """Features of a latent that keys and values are projected from, which is normalised by an RMS norm; the last
-    `rotary_dim` features of each head of the keys are projected from the stream, for all heads at once, and they alone
-    are rotated (latent attention, DeepSeek-V2). None: keys and values are projected from the stream."""
+    """Features of the latent from which keys and values are projected; an RMS norm normalizes it. The last `rotary_dim`
+    features of the keys are projected from the stream, shared by all heads. Only these are rotated (latent attention,
+    DeepSeek-V2). None: keys and values are projected from the stream."""
     value_head_dim: int | None = None
-    """Features of a head of the values; None: as many as of keys. Only with `kv_lora_rank`."""
+    """Features of a value head. None: as many as a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
-    """Normalise queries and keys by an RMS norm (Qwen 3)."""
+    """Whether an RMS norm normalizes queries and keys (Qwen 3)."""
     query_key_norm_over: QueryKeyNormOver = "head"
-    """Features that this norm is taken over: those of each `head`, or of all heads together, the whole `projection`
-    (OLMo 2)."""
+    """Features over which this norm is taken: each `head`, or the whole `projection` (OLMo 2)."""
     attention_scale: AttentionScale = "head_dim"
-    """Scores are divided by the square root of this."""
+    """Scores are divided by the square root of this size."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
     """A further factor of the scores."""
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
-    """Bound scores by cap · tanh(scores / cap), before the mask (Gemma 2); None: no bound."""
+    """Scores become cap · tanh(scores / cap) before the mask (Gemma 2). None: no bound."""
     attention_sinks: bool = False
-    """Whether each head has a learned number beside its scores, which takes part in the softmax and weighs no value
-    (gpt-oss)."""
+    """Whether the softmax of each head has one more, learned logit, which has no value (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """A position attends only to positions less than this far away (Beltagy et al. 2020); None: to all."""
+    """A position attends to positions less than this distance away (Beltagy et al. 2020). None: to all."""
     window_kind: WindowKind = "sliding"
-    """`sliding`: the window is around each position. `chunked`: the sequence is cut into pieces of `sliding_window`
-    positions from its begin on, and a position attends only to those of its own piece (Llama 4)."""
+    """`sliding`: the window surrounds each position. `chunked`: the sequence is cut into chunks of `sliding_window`
+    positions, and a position attends only to its own chunk (Llama 4)."""
     query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
-    """Queries of self-attention are multiplied by 1 + query_temperature · ln(1 + ⌊(position + query_temperature_first)
-    / query_temperature_length⌋): far positions attend more sharply (Llama 4, Ministral 3). 0: they are not."""
+    """Self-attention multiplies queries by 1 + query_temperature · ln(1 + ⌊(position + query_temperature_first) /
+    query_temperature_length⌋), so that later queries attend more sharply (Llama 4, Ministral 3). 0: no factor."""
     query_temperature_length: int = whole(8192, 8192, 2, 3)
-    """Positions that have the same temperature, one after the other."""
+    """Number of consecutive positions with the same temperature."""
     query_temperature_first: int = whole(0, 0, 1, least=0)
-    """The number of the first position there: 0 (Ministral 3) or 1 (Llama 4)."""
+    """Number of the first position in this formula: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
-    """Replacement of a masked score. −inf means the lowest number of the dtype: the same weights, and a row that is
-    masked entirely weighs all its keys alike, as with every other value, instead of being NaN."""
+    """Replacement of a masked score. −inf stands for the lowest number of the dtype. A fully masked row then weighs all
+    its keys equally, instead of becoming NaN."""
     mask_order: MaskOrder = "after-scale"
     """Whether masked scores are replaced before the division by the scale or after it."""
     target_mask: TargetMask = "causal"
     """Mask of the decoder's self-attention: the future, or the future and the padding."""
     padding: Padding = "token"
-    """The mark of padding in a lone stack's tokens, or in the source: by `pad_id` among the tokens, or by an
-    `attention_mask` given with them. A decoder masks tokens marked by `pad_id` only if `target_mask` is
-    `causal-and-padding`; an `attention_mask` always applies."""
+    """Mark of padding in the tokens of a single stack, or in the source: the token `pad_id`, or an `attention_mask`. A
+    decoder masks `pad_id` only if `target_mask` is `causal-and-padding`; an `attention_mask` always applies."""
 
     attention_gate: bool = False
     """Whether the context of all heads is multiplied by the sigmoid of a linear map of the attention's input, before
@@ -244,69 +239,69 @@ class TransformerConfig:
     # Recurrence
 
     mixer: Mixer = "attention"
-    """How a layer mixes positions: by self-`attention`; or, in its place, by a recurrence whose state each token decays
-    and corrects, the `gated-delta` rule (Yang et al. 2025, Qwen3-Next), or decays and adds to, a selective
-    `state-space` model (Dao and Gu 2024, Mamba-2). Only in a lone decoder."""
+    """How a layer mixes positions. `attention`: self-attention. `gated-delta`: a recurrence that decays and corrects
+    its state (Yang et al. 2025, Qwen3-Next). `state-space`: a recurrence that decays its state and adds to it (Dao and
+    Gu 2024, Mamba-2). Recurrences need a single decoder."""
     recurrent_heads: int = whole(32, 4, 2)
-    """Heads of a recurrence, each with a state of `recurrent_key_dim` by `recurrent_value_dim` numbers; without a
-    recurrence, its fields are not read."""
+    """Heads of a recurrence, each with a state of `recurrent_key_dim` × `recurrent_value_dim` numbers. Without a
+    recurrence, its fields have no effect."""
     recurrent_key_heads: int = whole(16, 2, 1)
-    """Heads of its queries and keys, each shared by as many consecutive heads as divide evenly."""
+    """Heads of the queries and keys of a recurrence. Consecutive value heads share one."""
     recurrent_key_dim: int = whole(128, 5, 3)
-    """Features of a head of its queries and keys."""
+    """Features of a query or key head of a recurrence."""
     recurrent_value_dim: int = whole(128, 3, 6)
-    """Features of a head of its values."""
+    """Features of a value head of a recurrence."""
     convolution_width: int = whole(4, 4, 2, 1)
-    """Positions, its own the last, that a convolution of each feature of its queries, keys and values reads."""
+    """Width of the causal convolution of queries, keys and values in a recurrence."""
     convolution_bias: bool = False
     """Whether these convolutions have biases (Mamba-2)."""
     recurrent_bias: bool = False
-    """Whether its linear maps have biases."""
+    """Whether the linear maps of a recurrence have biases."""
     time_step_min: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
-    """Bound, from below, of the time step by which its state decays (`time_step_limit` of Mamba-2)."""
+    """Lower bound of the time step of a recurrence (`time_step_limit` of Mamba-2)."""
     time_step_max: float | None = number(None, POSITIVE, None, 0.8)
-    """Bound of the time step from above; None: no bound."""
+    """Upper bound of the time step. None: no bound."""
 
     # Layers that differ
 
     layer_types: tuple[str, ...] = ()
-    """The kind of each layer of a stack, by names of your own, as a cycle that begins with the first layer; empty: all
-    layers are alike."""
+    """Names of the kinds of layers, a cycle that starts with the first layer. Empty: all layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
-    """The fields in which layers of a kind differ from the rest of the configuration, by kind: the `sliding_window`,
-    `window_kind`, `query_temperature`, `positions` (`none` where the others are `rotary`), `rope_theta`, the fields
-    that scale rotary positions, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
+    """For each kind of layer, the fields that differ from the rest of the configuration. Allowed are `sliding_window`,
+    `window_kind`, `query_temperature`, `positions` (`none` where others are `rotary`), `rope_theta`, the fields of
+    rotary scaling, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
 
     # Positions
 
     positions: Positions = "learned"
-    """`learned` and `sinusoidal` are added to the embeddings. `rotary` rotates queries and keys (Su et al. 2021).
-    `relative`: a learned bias of the scores for each head and bucket of distances (Raffel et al. 2020).
-    `alibi`: a share of the distance, one for each head, is subtracted from the scores (Press et al. 2022)."""
+    """`learned` and `sinusoidal` positions are added to the embeddings. `rotary` rotates queries and keys (Su et al.
+    2021). `relative` adds a learned bias to the scores for each head and bucket of distances (Raffel et al. 2020).
+    `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
     encoder_positions: EncoderPositions = "as-decoder"
-    """Positions of the encoder where a decoder's are others that are added to the embeddings (Whisper: `sinusoidal`,
-    and `learned` ones in the decoder)."""
+    """Positions of the encoder if they differ from the decoder's (Whisper: `sinusoidal` in the encoder, `learned` in
+    the decoder)."""
     sinusoidal_timescales: Timescales = "exclusive"
-    """The timescales of sinusoidal positions go from 1 to theta: below it, theta^(2 i / features), or up to it,
-    theta^(i / (features / 2 − 1)) (`inclusive`: tensor2tensor, Whisper)."""
+    """Largest timescale of sinusoidal positions. `exclusive`: below theta, theta^(2 i / features). `inclusive`: theta
+    itself, theta^(i / (features / 2 − 1)) (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
-    """Row of the first token in the learned table, which has as many additional rows."""
+    """Row of the first token in the table of learned positions. The table has this number of additional rows."""
     position_count: PositionCount = "all"
-    """Tokens that positions count: `all`, or only the `visible` ones; padding has the position before the first
+    """Whether `all` tokens count in positions, or only the `visible` ones. Padding has the position before the first
     (RoBERTa, OPT)."""
     rope_layout: RopeLayout = "interleaved"
-    """Pairs of features that share an angle, sinusoidal or rotary: neighbours, or features half the width apart."""
+    """Pairs of features that share an angle, sinusoidal or rotary: neighbors (`interleaved`), or half the width apart
+    (`halves`)."""
     rope_theta: float = number(
         10_000.0, POSITIVE, 10_000.0, 5.0, usual=(10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
     )
     """Angles are position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
-    """Number of features to rotate, from the first of each head; None: all."""
+    """Number of features of each head that are rotated, from the first on. None: all."""
     rotary_scaling: RotaryScaling = "none"
-    """`linear`: positions are divided by `rotary_factor`. `llama3`: only for slow angles, with a transition to the
-    unscaled fast ones (Llama 3.1). `yarn`: likewise, with a transition that is linear in the pairs of features (Peng et
-    al. 2024). `longrope`: each angle by a factor of its own, and by another one in sequences beyond
-    `rotary_original_length` (Ding et al. 2024)."""
+    """`linear` divides positions by `rotary_factor`. `llama3` does so only for slow angles, with a smooth transition to
+    the fast ones (Llama 3.1). `yarn` has a transition that is linear in the pairs of features (Peng et al. 2024).
+    `longrope` divides each angle by its own factor, and by another factor in sequences beyond `rotary_original_length`
+    (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
     """Divisor of scaled positions."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
@@ -314,9 +309,9 @@ class TransformerConfig:
     rotary_fast_turns: float = number(4.0, POSITIVE)
     """Fast angles make more turns than this in `rotary_original_length`."""
     rotary_original_length: int = whole(8192, 8, 64, 3)
-    """The longest sequence, in tokens, before positions were scaled."""
+    """The longest sequence of the model before its positions were scaled."""
     rotary_truncate: bool = True
-    """Whether the transition of `yarn` begins and ends at whole pairs (gpt-oss: at any point between two)."""
+    """Whether the transition of `yarn` starts and ends at whole pairs (gpt-oss: also between two pairs)."""
     rotary_attention_factor: float = number(1.0, POSITIVE, 1.0, 1.3)
     """Factor of the rotated features of queries and of keys (`attention_factor` of YaRN and LongRoPE)."""
     rotary_short_factors: tuple[float, ...] = numbers(POSITIVE)
@@ -324,56 +319,57 @@ class TransformerConfig:
     rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
     """Divisors of each angle with `longrope`, in longer sequences."""
     relative_bias: bool = False
-    """Whether scores have the bias of `relative` beside positions that are added to the embeddings (MPNet)."""
+    """Whether scores have the bias of `relative` in addition to positions that are added to the embeddings (MPNet)."""
     relative_buckets: int = 32
     """Buckets of distances; half of them for each direction if both are visible."""
     relative_max_distance: int = 128
-    """The last bucket holds this distance and all beyond."""
+    """The last bucket holds this distance and all larger ones."""
 
     # Embedding and head
 
     patch_size: int | None = None
-    """Side, in pixels, of the square patches that an image is cut into, row by row; the encoder reads `pixels`, each
-    patch by a linear map, in place of tokens (Dosovitskiy et al. 2021). None: tokens."""
+    """Side of the square patches of an image, in pixels. The encoder reads `pixels`, and a linear map embeds each patch
+    (Dosovitskiy et al. 2021). None: it reads tokens."""
     image_channels: int = 3
-    """Channels of an image; the numbers of a patch are the pixels of its first channel, row by row, then the next's."""
+    """Channels of an image. A patch is read channel by channel, each row by row."""
     patch_bias: bool = True
     """Whether the linear map of patches has a bias (CLIP's has none)."""
     class_token: bool = False
-    """Whether a learned vector is in front of the patches, at the first position. `max_length` is the number of patches
-    of a square image, and 1 with this."""
+    """Whether a learned vector precedes the patches. `max_length` is the number of patches of a square image, plus 1
+    with this vector."""
     mel_bins: int | None = None
-    """Mel bins of a log-mel spectrogram; the encoder's `source` is frames of it (batch, mel_bins, num_frames), which go
-    through two convolutions over time of width 3, each followed by GELU, the second of stride 2, in place of tokens
-    (Radford et al. 2022). None: tokens."""
+    """Mel bins of a log-mel spectrogram. The encoder's `source` has the shape (batch, mel_bins, num_frames). Two
+    convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None: it
+    reads tokens."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number; the encoder has half as many positions, whatever `max_length` is."""
+    """Frames of every spectrogram, an even number. The encoder has half this number of positions, independent of
+    `max_length`."""
     num_token_types: int = whole(0, least=0)
-    """Token types (BERT's sentences A and B), each with an embedding that is added; 0: none."""
+    """Token types (sentences A and B of BERT); each has an embedding, which is added. 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
     """A further factor of the token embeddings (Granite)."""
     embedding_norm: bool = False
-    """Normalise the sum of the embeddings (BERT, BART)."""
+    """Whether the sum of the embeddings is normalized (BERT, BART)."""
     shared_embedding: bool = False
-    """The decoder embeds its tokens with the encoder's table."""
+    """Whether the decoder uses the encoder's table of token embeddings."""
     head: Head = "logits"
-    """Output of the model: `logits` over the vocabulary; `hidden`, the output of the last layer; `pooled`: one state of
-    each row, pooled from it; `classes`: logits over classes, by a linear map of the pooled state."""
+    """Output of the model. `logits`: over the vocabulary. `hidden`: the output of the last layer. `pooled`: one state
+    per row. `classes`: logits over classes, a linear map of the pooled state."""
     pooling: Pooling = "first"
-    """The pooled state: the `first` position (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), the
-    `last` visible one (GPT-2's classifier), that of the first `eos_id`, or of the first position in a row without one
-    (CLIP), or that of the `largest` token, the first of several (CLIP's code until 2023)."""
+    """Position of the pooled state: the `first` (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), or
+    the `last` visible one (the classifier of GPT-2). `eos`: the first `eos_id`, or the first position of a row without
+    one (CLIP). `largest`: the largest token, or the first of several (the code of CLIP until 2023)."""
     pooler: Pooler = "tanh"
-    """Activation behind a linear map of the pooled state (BERT's is `tanh`, DistilBERT's classifier `relu`); `none`:
-    the state is as it is."""
+    """Activation after a linear map of the pooled state (`tanh` in BERT, `relu` in DistilBERT's classifier). `none`:
+    the state is unchanged."""
     num_classes: int = whole(2, 2, 3, 1)
     """Classes of a head of `classes`."""
     tied_head: bool = False
-    """The head multiplies by the token embeddings instead of a weight of its own (Press and Wolf 2017)."""
+    """Whether the head uses the token embeddings as its weight (Press and Wolf 2017)."""
     head_transform: bool = False
-    """Before the head, a linear map, the activation and a norm (BERT's head of masked words)."""
+    """Whether a linear map, the activation and a norm precede the head (the masked-word head of BERT)."""
     head_transform_bias: bool = True
     """Whether this linear map has a bias."""
     head_bias: bool = True
@@ -381,9 +377,9 @@ class TransformerConfig:
     head_scale: HeadScale = "none"
     """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
     head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
-    """A further factor of the head's input (the logits of Granite and Cohere, whose heads have no bias)."""
+    """A further factor of the head's input (Granite and Cohere)."""
     final_softcap: float | None = number(None, POSITIVE, None, 2.0, usual=(50.0, 30.0, 20.0, 10.0))
-    """Bound logits by cap · tanh(logits / cap) (Gemma 2); None: no bound."""
+    """Logits become cap · tanh(logits / cap) (Gemma 2). None: no bound."""
 
     # Dropout
 
@@ -570,7 +566,7 @@ class TransformerConfig:
 
     @property
     def has_relative_bias(self) -> bool:
-        """Whether distances have learned biases: alone, or beside other positions."""
+        """Return whether distances have learned biases, also in addition to other positions."""
         return self.positions == "relative" or self.relative_bias
 
     @property

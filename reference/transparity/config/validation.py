@@ -308,8 +308,8 @@ def _check_relative(config: Any) -> None:
     enough = config.relative_buckets >= least and config.relative_max_distance > exact
     if config.relative_bias and config.positions not in ("learned", "sinusoidal"):
         raise ConfigError(
-            f"relative_bias is true and positions is {config.positions!r}: 'learned' or 'sinusoidal' would be right "
-            "beside the bias, or 'relative' for only the bias."
+            f"relative_bias is true and positions is {config.positions!r}: expected 'learned' or "
+            "'sinusoidal', or 'relative' for only the bias."
         )
     if config.has_relative_bias and not enough:
         raise ConfigError(

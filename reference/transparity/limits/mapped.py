@@ -100,7 +100,7 @@ class Mapped(NDArrayOperatorsMixin):
         return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, scaled=self.scaled)
 
     def changed(self, change: Change) -> Mapped:
-        """The same matrix, of which each block is changed as it is read, number by number."""
+        """The same matrix, with an elementwise change of each block when it is read."""
         casts = (*self.casts, change, self.dtype)
         return self._as(casts, is_transposed=self.is_transposed)
 

@@ -1,4 +1,4 @@
-"""The memory that is free, so that a size that cannot fit is one sentence instead of a machine that stalls."""
+"""Free memory: a size that cannot fit is refused in one sentence, before the machine stalls."""
 
 from __future__ import annotations
 

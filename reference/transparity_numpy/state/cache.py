@@ -62,7 +62,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch earlier features"]:
-    """Return the inputs of a convolution that come before `x`; keep the last, of which `valid_lengths` are in `x`."""
+    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
     before, valid_lengths = cache[name], np.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + np.arange(before.shape[1])
     cache[name] = np.take_along_axis(np.concatenate([before, x], axis=1), last[..., None], axis=1)

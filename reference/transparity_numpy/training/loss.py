@@ -17,7 +17,7 @@ def cross_entropy(
     """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
 
     With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). The
-    loss of a batch of padding alone is NaN, as in the frameworks.
+    loss of a batch of only padding is NaN, as in the frameworks.
     """
     log_probabilities = log_softmax(upcast(logits))
     picked = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

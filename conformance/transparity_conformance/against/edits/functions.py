@@ -95,7 +95,7 @@ def norms(numbers: Sequence[float]) -> dict[str, Function]:
         "the standard deviation, after the mean is subtracted": lambda x: _rms(_centred(x)),
         "the sum": lambda x: x / x.sum(-1, keepdim=True),
         "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
-        "the sum of exponentials, of which it takes its own": lambda x: x.softmax(-1),
+        "the sum of exponentials, including its own": lambda x: x.softmax(-1),
     }
     for eps in dict.fromkeys([1e-5, *(number for number in numbers if 0 < number <= 1e-3)]):
         found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(_rms, eps=eps)

@@ -27,7 +27,7 @@ from transparity_conformance.against.edits.functions import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The largest number of values by which a segment may start earlier; longer ones are found as two."""
+"""The most values by which a segment may start earlier; longer moves are found as two edits."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -124,7 +124,7 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
 
 
 def _other_way_round(later: str, earlier: str) -> str:
-    return f"computes {later} before {earlier}; theirs is the other way round"
+    return f"computes {later} before {earlier}; theirs does the opposite"
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:

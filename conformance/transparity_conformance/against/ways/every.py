@@ -18,7 +18,7 @@ from transparity_conformance.report.report import Report
 
 BEFORE = "what was compared before does not agree"
 
-NOT_DRAWN = "the inputs were given, and no others are drawn"
+NOT_DRAWN = "the given inputs are the only ones"
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "other lengths and batches": lambda sides, _: compare_sizes(sides),

@@ -60,7 +60,7 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 LOSS = Way("loss", "loss", (), "")
 
 IGNORED, SHARE = -100, 0.2
-"""The label that counts for nothing in PyTorch and transformers, and how many labels are it."""
+"""The ignored label of PyTorch and transformers, and the number of ignored labels."""
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:

@@ -19,7 +19,7 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 CLAIM = Way("forward.reach", "", (), "")
 
 SECONDS = 2.0
-"""Processor time after which no longer text is started, so that small models get a verdict within seconds."""
+"""Processor seconds after which no further length is tried, so that small models get a verdict within seconds."""
 
 MOST_ROWS = 13
 """Batches alternate between 1 and this many rows."""

@@ -289,7 +289,7 @@ BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.gi
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Return one line on which generation with given weights is compared and which is not."""
+    """Return one line about the generation that is compared with given weights, and about the rest."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (

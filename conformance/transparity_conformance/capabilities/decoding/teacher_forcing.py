@@ -31,7 +31,7 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe the first token that is wrong whatever the logits are; empty without one."""
+    """Describe the first token that is wrong for all logits; empty without one."""
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -45,12 +45,12 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     # Other beams may be longer than the best one.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
-        return f"token {longest}, {request.name}: behind the end of every row"
+        return f"token {longest}, {request.name}: after the end of every row"
     if not end <= tokens.shape[1] <= longest:
         return f"the length, {request.name}"
     filling = np.arange(tokens.shape[1]) >= (begins + counts)[:, None]
     wrong = np.flatnonzero((filling & (tokens != config.filling_id)).any(axis=0))
-    return f"token {wrong[0]}, {request.name}: no padding behind the end of a row" if wrong.size else ""
+    return f"token {wrong[0]}, {request.name}: no padding after the end of a row" if wrong.size else ""
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:

@@ -176,7 +176,7 @@ _FORMS = "expected separate maps, or one for query, key and value in this order.
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward, or the experts of a router, at the start of the maps between two attentions.
+    """Return the feed-forward or the experts at the start of the maps between two attentions.
 
     The second result is the maps after it. Without a feed-forward, the first result is empty.
     """

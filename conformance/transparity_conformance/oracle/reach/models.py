@@ -259,7 +259,7 @@ def reach_of(
 ) -> tuple[ReachModel, ...]:
     """Return the models of a configuration: itself, a narrow one for sequences too long for it, and a deep one.
 
-    A model with given parameters is the only one.
+    With given parameters, there is only the model itself.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))

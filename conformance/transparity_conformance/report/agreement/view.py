@@ -1,4 +1,4 @@
-"""The content of an agreement matrix as plain data: as JSON, and as the terminal and the page lay it out."""
+"""The content of an agreement matrix as plain data, for JSON, the terminal and the page."""
 
 from __future__ import annotations
 

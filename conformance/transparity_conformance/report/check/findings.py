@@ -152,12 +152,12 @@ def _verdict(report: Report) -> str:
 
 
 def unlocated(report: Report) -> str:
-    """The verdict on a port of which no segment was compared by itself."""
+    """The verdict on a port without separately compared segments."""
     return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared by itself."
 
 
 def another_model(report: Report) -> str:
-    """The sentence that the port is another model than its configuration says; empty if that is not known."""
+    """Return the sentence that the port has another configuration; empty if that is unknown."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])

@@ -84,7 +84,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """The answer to one check; of several a summary, and the answers of those that do not agree, alike ones once."""
+    """Return the answer to one check, or a summary of several with the distinct answers that do not agree."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -147,7 +147,7 @@ def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     """A block for each line of the port and cause."""
     most = len(view.findings) if verbose else MOST_FINDINGS
     if len(view.findings) > 1:
-        yield Text("Fix the first one first: each is measured on the port's own values.")
+        yield Text("Fix the first one first: later ones may follow from it.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))
     if view.findings[most:]:

@@ -141,7 +141,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """The lines, of those that differ in numbers or the probe only the first, with the number of the others."""
+    """Return the lines. Lines that differ only in numbers or in the probe are joined, with their count."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)
@@ -149,7 +149,7 @@ def each_kind_once(lines: Iterable[str]) -> list[str]:
 
 
 def _reaches(claims: Sequence[ClaimResult]) -> list[str]:
-    """The reach of each claim that has one of its own."""
+    """Return the reach of each claim that has one."""
     return [f"{claim.id}: {claim.reach}" for claim in claims if claim.reach and claim.verdict == "agrees"]
 
 

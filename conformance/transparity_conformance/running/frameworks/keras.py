@@ -75,7 +75,7 @@ def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}
     if unknown := [name for name in names if name not in known]:
         raise PortError(
-            f"The model has an input {unknown[0]!r}; expected names of {', '.join(known)}: name its inputs so, or "
+            f"The model has an input {unknown[0]!r}; expected names among {', '.join(known)}: rename it, or "
             "return a function from build."
         )
     return {name: given[known[name]] for name in names}

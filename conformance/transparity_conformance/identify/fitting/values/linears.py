@@ -1,4 +1,4 @@
-"""Find the linear maps of a module by value: which operation is the product of which other and which parameter."""
+"""Find the linear maps of a module by value: the operations that multiply another by a parameter."""
 
 from __future__ import annotations
 

@@ -11,8 +11,10 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 APART = re.compile(
@@ -36,11 +38,11 @@ AGES = re.compile(
 )
 
 
-def violations(sentence: str, is_page: bool = False) -> list[str]:
+def violations(sentence: str, is_manual: bool = False) -> list[str]:
     """Return the rules that a sentence breaks, each with the words that break it."""
     words = [word for word in sentence.split() if re.search(r"\w", word)]
     found = [f"{len(words)} words"] * (len(words) > LONGEST)
-    patterns = [OPENERS.match(sentence), OLD.search(sentence), AGES.search(sentence) if is_page else None]
+    patterns = [OPENERS.match(sentence), OLD.search(sentence), AGES.search(sentence) if is_manual else None]
     return found + [repr(match[0]) for match in patterns if match]
 
 
@@ -85,18 +87,34 @@ def texts(path: Path) -> Iterator[str]:
             yield plain(said)
 
 
+def strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a TOML file; a short one is a name."""
+    if isinstance(value, str) and len(value.split()) > 5:
+        yield plain(value)
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
+
+
+READERS: dict[str, Callable[[Path], Iterator[str]]] = {
+    ".md": lambda path: paragraphs(path.read_text(encoding="utf-8")),
+    ".py": texts,
+    ".toml": lambda path: strings(tomllib.loads(path.read_text(encoding="utf-8"))),
+}
+
+
 def found_in(path: Path) -> list[tuple[str, list[str]]]:
-    """Return every sentence of a page or a Python file that breaks a rule, with the rules."""
-    is_page = path.suffix == ".md"
-    is_manual = path.parent.name == "docs" or path.name == "README.md"
-    given = paragraphs(path.read_text(encoding="utf-8")) if is_page else texts(path)
-    judged = [(each, violations(each, is_manual and is_page)) for text in given for each in sentences(text)]
+    """Return every sentence of a file that breaks a rule, with the rules."""
+    is_manual = path.suffix == ".md" and (path.parent.name == "docs" or path.name == "README.md")
+    judged = [(each, violations(each, is_manual)) for text in READERS[path.suffix](path) for each in sentences(text)]
     return [(sentence, broken) for sentence, broken in judged if broken and not sentence.startswith(QUOTED)]
 
 
 def subjects() -> list[Path]:
-    """Return every page that is written by hand, and every Python file."""
-    listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Return every page that is written by hand, every Python file, and the texts of causes."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "*.py", "*/causes.toml"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [ROOT / name for name in listed.stdout.splitlines() if not APART.match(name)]
 
 
@@ -112,7 +130,7 @@ def test_each_rule_is_broken_by_a_sentence() -> None:
     assert violations("word " * (LONGEST + 1)) == [f"{LONGEST + 1} words"]
     assert violations("What a run shows is measured.") == ["'What'"]
     assert violations("The defect was mended.") == ["'mended'"]
-    assert violations("It is faster now.", is_page=True) == ["'now'"]
+    assert violations("It is faster now.", is_manual=True) == ["'now'"]
     assert violations("What does a run show?") == violations("The checker compares every activation.") == []
 
 

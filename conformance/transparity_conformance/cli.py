@@ -130,7 +130,9 @@ AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
 HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page.")]
 MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them as Markdown, for a pull request.")]
-Verbose = Annotated[bool, _option("--verbose", None, "Also list every claim, activation and note.")]
+Verbose = Annotated[
+    bool, _option("--verbose", None, "Also list every claim, activation and note, and the time of each stage.")
+]
 Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
 ]

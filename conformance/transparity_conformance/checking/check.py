@@ -7,6 +7,7 @@ Ctrl-C, or when a divergence is found.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
@@ -126,8 +127,9 @@ def _report(evidence: Evidence) -> Report:
     with evidence.kept():
         for run, *conditions in STAGES:
             if all(is_met(evidence) for is_met in conditions):
-                run(evidence)
-    return evidence.report
+                with evidence.stopwatch.timed(run.__name__.replace("_", " ")):
+                    run(evidence)
+    return dataclasses.replace(evidence.report, timing=evidence.stopwatch.stages)
 
 
 def _system(

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
+from transparity_conformance import STARTED
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
@@ -29,6 +30,7 @@ from transparity_conformance.diagnosis.judge import Located, Progress, ignore_re
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.report.text import reason, safe
+from transparity_conformance.report.timing import Stopwatch, Timing
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import Limits, require, runtime_of
@@ -172,6 +174,7 @@ class PortCheck:
         self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
         self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter), ranks)
         self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
+        self.started: Timing | None = Timing(STARTED, port=0.0)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
@@ -184,10 +187,18 @@ class PortCheck:
         asked = self.options["dtype"]
         dtype, lengths = system.dtype or asked, self.lengths if system.is_asked else ()
         options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
+        start = self._since_start()
         report = check(build, system.name, config=config, parameters=system.parameters, **options)
         its = f"its weights are {dtype}, so it is compared within the budgets of {dtype}, and not of {asked}"
         not_compared = (*system.not_compared, *report.not_compared)
-        return replace(report, not_compared=not_compared, notes=(*report.notes, *[its][: dtype != asked]))
+        notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
+        return replace(report, not_compared=not_compared, notes=notes, timing=timing)
+
+    def _since_start(self) -> dict[str, Timing]:
+        """Return the time that the command took before its first check; empty for further checks."""
+        started, self.started = self.started, None
+        now = Stopwatch(self.build.process.processor_seconds).read()
+        return {} if started is None else {"start": now.since(started)}
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
         """Yield the systems for a port with a checkpoint; an artefact limits the calls."""

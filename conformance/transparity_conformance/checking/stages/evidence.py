@@ -27,7 +27,8 @@ from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.process.ranks import ProcessGroup, group_of
+from transparity_conformance.report.timing import Stopwatch
+from transparity_conformance.running.process.ranks import ProcessGroup, group_of, processor_seconds
 from transparity_conformance.running.process.running import Port, in_precision
 
 INTERRUPTED = "the check was interrupted: faults without a cause are unexplained, and the rest was not compared"
@@ -129,6 +130,7 @@ class Evidence(LastReport):
         self.arguments, self.port, self.progress = arguments, port, progress
         self.build = in_precision(port, arguments.dtype)
         self.group: ProcessGroup | None = group_of(self.build)
+        self.stopwatch = Stopwatch(functools.partial(processor_seconds, self.build))
 
     def add(self, *faults: Divergence, **found: Any) -> None:
         """Add findings to the report, as `Report.adding`."""

@@ -85,6 +85,14 @@ class PortProcess:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    def processor_seconds(self) -> float | None:
+        """Return the processor time of the process and of its ended children; None where the system has no `/proc`."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
         """Send a request; `received` returns its answer."""
         numbers = [self.released.pop() for _ in range(len(self.released))]

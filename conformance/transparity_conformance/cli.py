@@ -220,12 +220,15 @@ def check(
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
     with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
-        from transparity_conformance.checking import checkers, systems
+        from transparity_conformance.checking import options
 
-        checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
+        checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
         how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
-        named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
+        (asked := options.Options(*where, *how)).check_together()
+        from transparity_conformance.checking import checkers  # slow
+
+        named = checkers.named_systems(asked)  # before the port is imported
         chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
         reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
     told.end(reports, errors, weights=checkpoint)
@@ -603,7 +606,7 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except (TransparityError, MemoryError) as error:
-        from transparity_conformance.checking.checkers import one_sentence
+        from transparity_conformance.checking.options import one_sentence
 
         _complain(one_sentence(error))
         raise typer.Exit(BAD_INPUT) from None

@@ -1,4 +1,4 @@
-"""The options of `transparity check` and their rules; no import here is slow, so that a mistake has its answer at once."""
+"""The options of `transparity check` and their rules; no import is slow, so that a mistake has its answer at once."""
 
 from __future__ import annotations
 

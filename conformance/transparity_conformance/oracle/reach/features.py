@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -17,6 +18,7 @@ import numpy as np
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
+from transparity_conformance.cache import digest, kept
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.long import LongProbe
@@ -190,6 +192,13 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
 
     Every other choice of a field must show; for a number, one change suffices.
     """
+    calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
+    whole = json.dumps([config.as_dict(), calls])
+    seen, unseen = kept(None if None in calls else digest("features", whole), lambda: _exercised(config, probes))
+    return tuple(seen), tuple(unseen)
+
+
+def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     results: dict[str, list[bool]] = {}
     for name in (field.name for field in dataclasses.fields(config)):
         for change in changes(config, name):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from transparity.errors import UsageError, shown
+from transparity_conformance.cache import compiled
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.text import reason
@@ -75,7 +76,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **os.environ, **(environment or {})},
+                env={**QUIET, **compiled(), **os.environ, **(environment or {})},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)

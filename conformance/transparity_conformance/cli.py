@@ -30,6 +30,7 @@ from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
 if TYPE_CHECKING:
+    from transparity_conformance.checking.options import Options
     from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.report.report import Report
@@ -92,6 +93,7 @@ RANKS_HELP = "Run PORT on N ranks, as torchrun does. Compare them with one rank,
 BY_LAYER_HELP = (
     "Check each layer as a model of its own, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
 )
+QUICK_HELP = "Compare only the forward pass. A port that agrees is then inconclusive (exit code 3)."
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
 AGAINST_HELP = (
     "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
@@ -137,6 +139,7 @@ Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
 ]
 AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_HELP, show_default=False)]
+Quick = Annotated[bool, _option("--quick", None, QUICK_HELP)]
 Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
 ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
 Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, only for these layers.")]
@@ -203,6 +206,7 @@ def check(
     timeout: Timeout = None,
     budget: Budget = BUDGET,
     audit: AuditChoice = None,
+    quick: Quick = False,
     adapter: AdapterFile = None,
     by_layer: ByLayer = False,
     layers: Layers = None,
@@ -224,17 +228,22 @@ def check(
 
         checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
         (asked := options.Options(*where, *how)).check_together()
-        from transparity_conformance.checking import checkers  # slow
-
-        named = checkers.named_systems(asked)  # before the port is imported
-        chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
-        reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
+        reports, errors = _checked(asked, told)
     told.end(reports, errors, weights=checkpoint)
 
 
-ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[str]]]:
+    """Check the systems that the options name; this imports everything that a check needs."""
+    from transparity_conformance.checking import checkers
+
+    named = checkers.named_systems(asked)  # before the port is imported
+    chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
+    return checkers.check_all(run, told.announced(chosen, asked.port or asked.command), told.progress, told.show)
+
+
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
 """Options that do not go with --against."""
 
 

@@ -154,3 +154,22 @@ def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
     key, probe = next(iter(probes.probes_of(CASES["t5"], "t5").items()))
     port = BuiltPort(pytorch_build, pytorch_build(probe.config, dict(probe.parameters)))
     assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults
+
+
+def test_a_quick_check_compares_only_the_forward_pass() -> None:
+    """A right port is undecided; a port that is wrong elsewhere, too; a wrong forward pass has its line and cause."""
+
+    def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
+        forward = build(config, parameters)
+        setattr(forward, "loss", lambda *args, **named: 1.0)  # noqa: B010
+        return forward
+
+    for port in (build, wrong_loss):
+        report = check(port, "notes-lm", quick=True)
+        assert (report.verdict, report.exit_code, report.faults) == ("inconclusive", 3, ())
+        assert report.coverage.untested and "--quick compares only the forward pass" in sentence(report)
+        assert not {"call at other sizes", "compare offers", "audit loader"} & report.timing.keys()
+        assert {claim.id for claim in report.claims} <= {claim.id for claim in check(build, "notes-lm").claims}
+    port = port_with("attention-scale-none")
+    quick, whole = (check(port, "notes-lm", quick=quick) for quick in (True, False))
+    assert quick.exit_code == 1 and quick.faults == whole.faults and quick.faults[0].causes

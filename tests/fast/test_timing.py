@@ -73,4 +73,4 @@ def test_the_answer_shows_a_table_if_asked() -> None:
     assert "processor" not in as_text([report])
     rows = [line.split() for line in as_text([report], verbose=True).splitlines()]
     (whole,) = (row for row in rows if row[:1] == ["all"])
-    assert float(whole[1]) == pytest.approx(sum(time.seconds for time in report.timing.values()), abs=0.06)
+    assert whole[1] == f"{sum(time.seconds for time in report.timing.values()):.1f}"

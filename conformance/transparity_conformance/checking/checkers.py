@@ -51,7 +51,7 @@ def checker(options: Options) -> Check:
         command = options.command
         return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
     assert options.port is not None
-    shared |= {"name": options.port, "audit": options.audit}
+    shared |= {"name": options.port, "audit": options.audit, "quick": options.quick}
     runtime = runtime_of(options.port)
     if runtime is not None:
         require(options.port, runtime)

@@ -33,6 +33,7 @@ class Options:
     length: Sequence[int] | None = None
     adapter: Path | None = None
     audit: bool | None = None
+    quick: bool = False
     changes: Sequence[str] | None = None
     """Other values for fields of the family's config.json, as `name=value`."""
     ranks: int = 1
@@ -48,7 +49,7 @@ class Options:
     @property
     def given(self) -> set[str]:
         """Return the names of the given options, as in `RULES`."""
-        names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit")
+        names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
         given |= {"--set": self.changes}
@@ -94,6 +95,7 @@ OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its 
 OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
 EITHER = "check takes either a PORT or --command; give one of the two."
 OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
+OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
 OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
 OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
 
@@ -110,6 +112,7 @@ RULES = (
     OptionRule("check", EITHER, needs="PORT --command"),
     OptionRule("PORT", EITHER, "--command"),
     OptionRule("--audit", OF_AUDIT, "--command"),
+    OptionRule("--quick", OF_QUICK, "--command --audit --length"),
     OptionRule("sections", OF_SECTIONS, "PORT"),
     OptionRule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
     OptionRule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),

@@ -71,6 +71,8 @@ class Arguments:
     ranks: int
     lengths: tuple[int, ...]
     audit: bool | None
+    quick: bool
+    """Whether to compare only the forward pass."""
 
     @property
     def name(self) -> str:
@@ -172,6 +174,13 @@ class Evidence(LastReport):
     def is_unsteady(self) -> bool:
         """Return whether two runs differ, which is a divergence."""
         return not self.is_steady() and bool(self.report.faults)
+
+    def is_quick(self) -> bool:
+        return self.arguments.quick
+
+    def is_whole(self) -> bool:
+        """Return whether more than the forward pass is compared."""
+        return not self.arguments.quick
 
     def shows_taps(self) -> bool:
         return not self.arguments.logits_only

@@ -15,7 +15,6 @@ from typing import Any, TypedDict, Unpack
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
 from transparity.presets import preset as preset_called
-from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
@@ -108,6 +107,8 @@ ALONE: Mapping[str, Any] = {
 
 def _check_against(given: Mapping[str, Any]) -> Report:
     """Check a port against another implementation, with the arguments of `check`."""
+    from transparity_conformance.against.check import Request, check_against  # slow, and rarely needed
+
     port, other = given["build"], given["other"]
     if unknown := sorted(other.keys() - Against.__annotations__.keys()):
         raise TypeError(f"check() got an unexpected keyword argument {unknown[0]!r}")

@@ -90,10 +90,22 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
         other = dataclasses.replace(config, **{name: value}, **more)
     except ConfigError:
         return None
-    return other if other != config and _shapes(other).items() <= _shapes(config).items() else None
+    if other == config:
+        return None
+    if name in _fields_of_shapes(config) and not _shapes(other).items() <= _shapes(config).items():
+        return None
+    return other
 
 
 _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
+
+
+@functools.lru_cache(maxsize=64)
+def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
+    """Return the fields that the shapes of the parameters depend on."""
+    read = set[str]()
+    parameter_shapes(_watched(config, read))
+    return frozenset(read)
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:

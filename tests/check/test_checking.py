@@ -173,3 +173,26 @@ def test_a_quick_check_compares_only_the_forward_pass() -> None:
     port = port_with("attention-scale-none")
     quick, whole = (check(port, "notes-lm", quick=quick) for quick in (True, False))
     assert quick.exit_code == 1 and quick.faults == whole.faults and quick.faults[0].causes
+
+
+def test_a_wrong_answer_is_told_before_the_next_call() -> None:
+    """Every port is judged after its first answer; a right one is not told."""
+    events: list[str] = []
+
+    def built(name: str) -> Any:
+        def build(config: TransformerConfig, parameters: Arrays) -> Any:
+            forward = port_with(name)(config, parameters) if name else pytorch_build(config, parameters)
+
+            def call(**tokens: np.ndarray) -> Any:
+                events.append("call")
+                return forward(**tokens)
+
+            return call
+
+        return build
+
+    check(built("attention-scale-none"), "notes-lm", budget=0, quick=True, located=lambda report: events.append("told"))
+    assert events[:2] == ["call", "told"]
+    events.clear()
+    check(built(""), "notes-lm", quick=True, located=lambda report: events.append("told"))
+    assert set(events) == {"call"}

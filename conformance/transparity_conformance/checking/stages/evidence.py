@@ -122,6 +122,8 @@ class Evidence(LastReport):
     """The operations of a port whose logits are wrong."""
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the single faults that reproduce them."""
+    is_told: bool = False
+    """Whether the user was told of a wrong answer."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 

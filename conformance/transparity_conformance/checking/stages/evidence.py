@@ -123,7 +123,7 @@ class Evidence(LastReport):
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the single faults that reproduce them."""
     is_told: bool = False
-    """Whether the user was told of a wrong answer."""
+    """Whether the user knows of a wrong answer."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 

@@ -1,4 +1,4 @@
-"""Which tests run: those of a session, by how long each takes; benchmarks and tests of real weights only where asked.
+"""Choose the tests of a session by their durations; benchmarks and tests of real weights run only if asked for.
 
 | session | option | runs |
 |---|---|---|
@@ -6,7 +6,7 @@
 | `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` test |
 | `nox -s nightly` | `--every-case` | everything |
 
-A test is long if it is marked so, or if a case of it takes more than `LONGEST` seconds and its file has a shorter test.
+A test is long if it is marked so, or if a case takes more than `LONGEST` seconds and its file has a shorter test.
 
 `tests/durations.json` has the seconds of one case of each test, as `--record-durations` measured them. A test that is
 not in it takes none. `pytest FILE::TEST` runs all cases of the test.
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--against",
         metavar="PATH",
-        help="Race our columns with those of the checkout at PATH. Write `=`, or pytest takes PATH for its root.",
+        help="Race our columns with the columns of the checkout at PATH. Write `=`, or pytest takes PATH for its root.",
     )
     group.addoption(
         "--output",
@@ -190,7 +190,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 SECONDS: defaultdict[str, float] = defaultdict(float)
-"""Of the tests of this session, with what was set up for them."""
+"""Durations of this session's tests, with their set-up."""
 
 
 def record_durations() -> None:
@@ -207,8 +207,9 @@ def record_durations() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all claims about one subject to one process, to share models and compiled code; where expected values take
-    long to compute, send all subjects of a topic, and all over the ranks of one column, to launch them once. More
+    """Send all claims about one subject to one process, to share models and compiled code.
+
+    Topics with expensive expected values go to one process whole, and so do all ranks of one column. More
     processes than `MANY` get the topics of a subject one by one."""
     from xdist.scheduler import LoadScopeScheduling
 
@@ -221,7 +222,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _scope(nodeid: str, *, few: bool) -> str:
-    """What runs in one process: a file, or claims; with `few` processes all topics of a subject."""
+    """The tests that share a process: a file, or claims; with `few` processes all topics of a subject."""
     file, _, test = nodeid.partition("::")
     if "transparity_conformance" not in file:
         return file

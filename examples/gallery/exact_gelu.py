@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT-2 in PyTorch, whose linear maps are those of the paper's code: x @ W."""
+"""A GPT-2 in PyTorch, whose linear maps follow the paper's code: x @ W."""
 
 import json
 from pathlib import Path

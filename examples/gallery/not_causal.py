@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 2 in PyTorch, in the manner of a fast kernel that is told by a flag whether it is causal."""
+"""A Qwen 2 in PyTorch, in the manner of a fast kernel with a flag for a causal mask."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A port that loads parameters by itself: where it keeps them is held to where it computes with them."""
+"""A port that loads parameters by itself: the place of each tensor is compared with its use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A port that departs from another implementation is told with both lines, and with the edit that gives its answer."""
+"""A port that departs from another implementation gets both lines, and the edit that gives its answer."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: P
 
 
 def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
-    """A cause gives the port's answer, or is none."""
+    """A cause is reported only if it gives the port's answer."""
     report = against_theirs(tmp_path, THEIRS.replace("x + self.down(h)", "x + self.down(h).cumsum(1) * x.sin()"))
     assert report.verdict == "diverges"
     assert any(not fault.causes for fault in report.faults)

@@ -1,4 +1,4 @@
-"""A reference may be of any framework: a right port of any other agrees, a wrong one is told with both lines."""
+"""A reference may be of any framework: a right port of any other agrees, a wrong one gets both lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     "left out": {"functions": ('h = rms(x, layer["norm2"])', "h = x"), "": ("h = self.rms(x, self.norm2)", "h = x")},
     "sign": {"": ("a * cos - b * sin", "a * cos + b * sin")},
 }
-"""What is replaced in a decoder, and by what; that of the empty name in the frameworks that are not named."""
+"""The replacements in a decoder, by framework; the empty name stands for all others."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
-    """What is replaced, by what, and its line."""
+    """The replaced text, its replacement, and its line."""
     old, new = FAULTS[fault].get(framework, FAULTS[fault][""])
     lines = (DECODERS / f"decoder_{framework}.py").read_text(encoding="utf-8").splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)

@@ -1,4 +1,4 @@
-"""References that cannot be compared with are refused in one sentence; what an answer leaves out is told."""
+"""References that cannot be compared with are refused in one sentence; the report lists omissions of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With two references, the report says which of three implementations stands alone."""
+"""With two references, the report says which of three implementations differs from both others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass does not show is compared in other ways, and told with both lines."""
+"""Other calls than the forward pass are compared, and reported with both lines."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class FiveBugs(Model):
 
 
 def test_taps_are_found_between_faults_that_follow_each_other() -> None:
-    """In front of scores the rotation and the grouping of heads are wrong, in front of the gate a norm is."""
+    """Before the scores, the rotation and the grouping of heads are wrong; before the gate, a norm is wrong."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port = FiveBugs(probe.config, probe.parameters)
     plan, taps = heard(port, probe)

@@ -1,7 +1,9 @@
 """The experts that a port chooses are found only where what follows is made from that choice.
 
-DeepSeek-V3 of transformers gathers the weights of its experts: what it has of all experts is a mask of the groups to
-choose from, and the scores that it masks. Qwen3-MoE has the softmax of all, as if all were chosen.
+DeepSeek-V3 of transformers gathers the weights of its experts.
+
+Only a mask of groups, and the masked scores, cover all experts.
+Qwen3-MoE has the softmax of all, as if all were chosen.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def heard(build: Any, probe: Probe) -> Arrays:
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """The names of taps that the reference makes otherwise from those in front of them."""
+    """Return the names of taps that the reference computes differently from the taps before them."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 

@@ -1,4 +1,4 @@
-"""What the reference computes on the way to a tap is known, so that a port's own steps are not taken for its faults."""
+"""The reference's values between taps are known, so that a port's own steps are not reported as faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a port computes tells causes apart that its logits do not; where nothing does, both are named."""
+"""A port's activations distinguish causes with equal logits; causes that nothing distinguishes are both named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated.
 
-What is rotated may be in another order of features, if queries and keys share it.
+Rotated features may have another order, if queries and keys share it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_the_line_is_the_one_with_the_wrong_numbers(base: float, sign: int, caus
 
 
 def gate_swapped(config: TransformerConfig, parameters: Arrays) -> dict[str, torch.Tensor]:
-    """The weights with those of gates in place of those beside them."""
+    """Return the weights, in which gates replace the maps beside them."""
     weights = {name: torch.tensor(value) for name, value in parameters.items()}
     for i in range(config.num_decoder_layers):
         up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))

@@ -27,6 +27,6 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
 
 
 def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
-    """The audit alone."""
+    """Return only the audit."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return audited(loader, example_config(family), "float32", ignore_progress, with_fields=with_fields)

@@ -96,7 +96,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""Such fields of one family, and those of which it has one value."""
+"""Such fields of one family, and its fields with a single value."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -122,7 +122,7 @@ def test_pytest_benchmark_receives_the_rounds_of_what_was_timed(session: Session
 
 
 def test_a_wrong_backend_is_never_run_again(session: Session) -> None:
-    """Wrong backends are called for the two comparisons alone; the right one is timed as well."""
+    """Wrong backends are called only for the two comparisons; the right one is also timed."""
     assert session.calls["wrong"] == session.calls["drifting"] == 2
     assert session.calls["right"] == 2 + 3
 

@@ -1,7 +1,7 @@
 """Taps without a listener take a negligible share of a forward pass.
 
-The calls that would not be there without taps are counted and timed by themselves; the difference between two forward
-passes would be lost in their noise. Under `jax.jit` and `torch.compile` there are none, for they happen while tracing.
+Calls that exist only for taps are counted and timed. The difference of two forward passes
+would be noise. Under `jax.jit` and `torch.compile` there are none, for they happen while tracing.
 """
 
 from __future__ import annotations

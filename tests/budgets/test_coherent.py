@@ -28,7 +28,7 @@ def scores_five_per_cent_too_large(parameters: dict[str, np.ndarray]) -> dict[st
 
 
 def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
-    """A port of the forward pass alone, wrong by `change`."""
+    """A port with only a forward pass, wrong by `change`."""
 
     def made(config: Any, parameters: dict[str, np.ndarray]) -> Any:
         forward = build(config, change(parameters) if change else parameters, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Capabilities through a bundle: the answers of a port in any language are judged like those of a port in Python."""
+"""Capabilities through a bundle: answers of any language are judged like answers of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No byte of a bundle, or of what a port wrote, can do harm: it is one sentence or a verdict, and never a wrong one."""
+"""No byte of a bundle or of an answer can do harm: the result is one sentence or a true verdict."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_
 
 @pytest.fixture
 def tried(pytestconfig: pytest.Config) -> Callable[[int, Any, Callable[[Any], None]], None]:
-    """Run a function on so many values of a strategy, the same ones each time."""
+    """Run a function on a number of values of a strategy, the same ones each time."""
     factor = 10 if pytestconfig.getoption("--every-case") else 1
 
     def run(count: int, values: Any, check: Callable[[Any], None]) -> None:

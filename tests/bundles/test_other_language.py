@@ -67,7 +67,7 @@ def test_it_agrees_on_every_probe_within_the_budgets_of_the_manifest(tmp_path: P
 
 
 def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
-    """The scale is that of the other field: the one mistake that nearly every port makes."""
+    """The scale uses the other field: the mistake of nearly every port."""
     wrong = PORT.read_text().replace('config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
     assert wrong != PORT.read_text()
     (tmp_path / "wrong.mjs").write_text(wrong)

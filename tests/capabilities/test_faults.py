@@ -155,7 +155,7 @@ def first_probe(name: str) -> Probe:
 
 
 def found_in(row: Capability, build: Build, name: str, dtype: str = "float32") -> CapabilityResult:
-    """What is found in one capability of a port."""
+    """Return the findings in one capability of a port."""
     probe = first_probe(name)
     port = build(probe.config, probe.parameters)
     logits = {"mixed": run(port, probe, logits_only=True)["logits"]} if row is LOSS else {}

@@ -55,7 +55,7 @@ def detached(model: Any) -> Any:
 
 
 def doubled(model: Any) -> Any:
-    """What flows back through a feed-forward counts twice."""
+    """A gradient through a feed-forward counts twice."""
 
     def twice(module: Any, given: Any, value: Any) -> None:
         if value.requires_grad:

@@ -88,7 +88,7 @@ def second_best(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def after_one_token(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Every token is that which follows the last one alone, as with a cache that is lost."""
+    """Every token follows only the last one, as with a lost cache."""
 
     def wrong(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
         tokens = prompt

@@ -1,4 +1,4 @@
-"""From the command line a port runs in a process of its own: whatever it does there, the exit code is 0, 1, 2 or 3."""
+"""From the command line a port runs in a process of its own, and the exit code is always 0, 1, 2 or 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that show some taps, and faults that show at other sizes alone, are listened to as well."""
+"""Ports that show some taps, and faults that show only at other sizes, are listened to as well."""
 
 from __future__ import annotations
 

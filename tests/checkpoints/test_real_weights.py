@@ -43,7 +43,7 @@ class Real(NamedTuple):
     theirs: np.ndarray
     """The answer of transformers, which reads the same file itself."""
     continued: list[list[int]] | None = None
-    """The text, as transformers goes on with it."""
+    """The text, as transformers continues it."""
     tokenizer: Any = None
 
 

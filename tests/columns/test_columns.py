@@ -107,7 +107,7 @@ own masks; and in PyTorch the modules of an input or a head, `…_parts`, whose 
 
 
 MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
-"""What replaces the configuration and the parameters in the frameworks: modules; in JAX, a model that is `split`."""
+"""Counterparts of the configuration and the parameters: modules; in JAX, a model that is `split`."""
 
 DIFFERENT = {
     "flax rotary.tables.rotary_tables": ("+keys", "angles are computed in float64 while tracing, of all positions"),

@@ -46,7 +46,7 @@ def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, n
 
 
 def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
-    """Of a batch with padding in it, so that masks are differentiated through."""
+    """The batch has padding, so that masks are differentiated, too."""
     tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
     inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
     logits = transformer(config, parameters, **inputs)

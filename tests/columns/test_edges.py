@@ -168,7 +168,7 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
 
 @pytest.mark.parametrize("case", [case for case, config in CASES.items() if config.is_recurrent])
 def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, case: str) -> None:
-    """What it forgets, it forgets by its decay: in half precision, a small change would be lost from a large state."""
+    """Its decay is small: in half precision, a large state would lose a small change."""
     config = CASES[case]
     for half in set(backend.dtypes) & set(HALF):
         _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[5, 6, 7]]), None)

@@ -94,7 +94,7 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
     [("state-space", "aot_eager")] + [pytest.param(mixer, "inductor", marks=pytest.mark.long) for mixer in RECURRENT],
 )
 def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, compiler: str) -> None:
-    """PyTorch's, whole, and where each chunk goes on from the one before."""
+    """PyTorch's, whole, and in chunks that continue the chunk before."""
     import torch
 
     from transparity_pytorch.port import build, tensor

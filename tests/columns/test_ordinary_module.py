@@ -61,7 +61,7 @@ def test_dropout_drops_its_share_at_the_taps_of_the_configuration() -> None:
 
 
 def test_masks_take_the_place_of_dropout() -> None:
-    """What the checker asks for drops by its masks only, or not at all."""
+    """Calls of the checker drop by its masks only, or not at all."""
     config = dataclasses.replace(TIED, dropout=0.5)
     forward = build(config, initialize_parameters(config))
     source, target = SOURCE.numpy(), TARGET.numpy()

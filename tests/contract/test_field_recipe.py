@@ -78,7 +78,7 @@ IN_NO_CASE = {
     "encoder_positions": "the encoder of audio is a case of its own",
     "sinusoidal_timescales": "the encoder of audio is a case of its own",
     "key_bias": "the encoder of audio is a case of its own",
-    "norm_momentum": "it is read in training alone, which drawn configurations vary",
+    "norm_momentum": "only training reads it, and drawn configurations vary it",
 }
 """Fields that have their default in every preset and case, with the reason."""
 
@@ -93,7 +93,7 @@ def class_body() -> list[ast.stmt]:
 
 @cache
 def words_for(field: str) -> frozenset[str]:
-    """The field's name, and those of the properties and methods of the configuration that read it."""
+    """The field's name, and the names of the configuration's properties and methods that read it."""
     reads = {
         node.name: {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
         for node in class_body()
@@ -180,4 +180,6 @@ def test_a_field_has_a_fault(field: str) -> None:
     if mentions("".join(map(text_of, FAULTS)), field):
         assert field not in NO_FAULT, f"{field} has a fault, and is in NO_FAULT"
     else:
-        assert field in NO_FAULT, f"{FAULTS[0]}: add a fault of {field}, or to NO_FAULT the reason why there is none"
+        assert field in NO_FAULT, (
+            f"{FAULTS[0]}: add a fault of {field}, or to NO_FAULT the reason why a fault is impossible"
+        )

@@ -1,4 +1,4 @@
-"""Causes are told if the logits follow from them: the fewest of those that were found, and no others."""
+"""Causes are reported if the logits follow from them: the fewest that were found, and no others."""
 
 from __future__ import annotations
 

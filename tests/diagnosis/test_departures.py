@@ -1,4 +1,4 @@
-"""A port of another configuration is told which fields would explain it."""
+"""The report names the fields that explain a port of another configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Activations inside a sublayer, and norms, may have an equivalent form, if one map leads there; no wrong value is one,
-and no right one becomes a fault where something else of the same attention is wrong."""
+"""Activations inside a sublayer, and norms, may have an equivalent form, if one map leads there.
+
+No wrong value is such a form. No right value becomes a fault beside another fault of the same attention."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ CONFIG = dataclasses.replace(CASES["llama"], tied_head=False)
 
 
 def folded(skipped: str = "") -> Carry:
-    """Every norm's gain in the weights that read it, except those of the parameter `skipped`."""
+    """Every norm's gain in the weights that read it, except for the parameter `skipped`."""
 
     def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
         changed = Arrays()

@@ -1,4 +1,4 @@
-"""A name is given only to what is wrong: one side of an exchange is none, and what is exactly alike is listed."""
+"""Only wrong values get a name: one side of a swap has none, and exactly equal causes are listed."""
 
 from __future__ import annotations
 

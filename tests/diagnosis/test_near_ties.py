@@ -63,7 +63,7 @@ def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
 
 
 def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
-    """What follows would show nothing otherwise."""
+    """Without this, the rest would show nothing."""
     one, other = answers(probe()), answers(probe(), last_of_equals)
     assert np.abs(one["logits"] - other["logits"]).max() > 100 * probe().oracle.budget("logits", "float32")
 

@@ -1,5 +1,6 @@
-"""A walk that begins in the midst of the model ends as one that begins at its start; mistakes that exclude each other
-explain nothing, wherever that is asked."""
+"""A walk from the middle of the model ends like a walk from its start.
+
+Mistakes that exclude each other explain nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
-    """Gemma's second norm behind each sublayer is none of a model whose norms are in front of them."""
+    """A model with norms before its sublayers has no second norm after them, as Gemma has."""
     config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))

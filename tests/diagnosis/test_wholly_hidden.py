@@ -1,4 +1,4 @@
-"""What a query returns that sees no key is a convention: named, apart from the verdict, and no excuse for anything."""
+"""The output of a query without a visible key is a convention: named, apart from the verdict, and no excuse."""
 
 from __future__ import annotations
 

@@ -381,7 +381,7 @@ def test_folders_without_a_checkpoint_are_refused(
     pickle = tmp_path / "pytorch_model.bin"
     pickle.write_bytes(b"\x80\x04N.")
     for given in (tmp_path, pickle):
-        with refused(CheckpointError, f"{pickle} is a pickle, which can run any code when it is read; expected"):
+        with refused(CheckpointError, f"{pickle} is a pickle, and reading it can run any code; expected"):
             import_checkpoint(given)
 
 

@@ -128,7 +128,7 @@ class Listener(torch.nn.Module):
 
 
 def built(port: type[Listener]) -> Callable[[TransformerConfig, Any], Any]:
-    """The port as a function; a module's own `train` is none of a port."""
+    """Return the port as a function; a module's own `train` is not a port's."""
 
     def build(config: TransformerConfig, parameters: Any) -> Any:
         return port(config, parameters).forward

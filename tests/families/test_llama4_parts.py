@@ -1,4 +1,4 @@
-"""Chunks of attention and the temperature of queries are those of Llama 4 in transformers, without its experts."""
+"""Chunks of attention and the temperature of queries follow Llama 4 in transformers, without its experts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def channels_turned(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray
 
 
 def channels_last(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    """The image whose patches, read channel by channel, are those of `pixels` read pixel by pixel."""
+    """Return the image whose patches, read channel by channel, equal the patches of `pixels` read pixel by pixel."""
     channels, size = config.image_channels, config.patch_size or 1
     patches = cut(config, pixels).transpose(0, 2, 4, 3, 5, 1)
     again = patches.reshape(*patches.shape[:3], channels, size, size)

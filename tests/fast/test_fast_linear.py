@@ -141,7 +141,7 @@ def test_whichever_library_multiplies_one_row_its_result_is_the_same(
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several rows are not, nor a prompt of several tokens. What is traced is run as it is: making code takes long."""
+    """Several rows are not, nor a prompt of several tokens. Run traced code without compiling it, which takes long."""
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     probe = probes("notes-lm")["mixed"]
     forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))
@@ -173,7 +173,7 @@ def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
 
 
 def test_flax_learns_by_products_of_matrices() -> None:
-    """Its gradients are held to the oracle by the claims about them, as PyTorch's are."""
+    """Claims about gradients compare them with the oracle, as for PyTorch."""
     probe = probes("translation")["mixed"]
     model = build_flax(probe.config, probe.parameters).model
     learner = flax_fast_linear.for_training(model)

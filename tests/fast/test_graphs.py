@@ -34,7 +34,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What is recorded, by a recorder for a CPU that runs a change again."""
+    """The recordings of a recorder for a CPU, which runs a change again."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def test_a_replayed_result_is_not_overwritten_by_the_next(recordings: list[Calla
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What is tried to record, in vain."""
+    """The failed attempts to record."""
     tried: list[Callable[[], None]] = []
 
     def full(change: Callable[[], None]) -> Callable[[], None]:

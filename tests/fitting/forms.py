@@ -126,7 +126,7 @@ class Short(nn.Module):
 
 
 class Translation(nn.Module):
-    """`nn.Transformer`, whose attention has the tokens in front of the batch."""
+    """`nn.Transformer`, whose attention has the tokens before the batch."""
 
     def __init__(self):
         super().__init__()

@@ -15,7 +15,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RmsNorm(nn.Module):
-    """As that of Llama: in float32, whatever the model computes in."""
+    """Like Llama's: in float32, in any dtype of the model."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`transparity fit`, a row a model: what is found of it as it stands, or the one sentence that refuses it."""
+"""`transparity fit`, a row a model: the configuration that is found, or the sentence that refuses it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with warnings.catch_warnings():  # its warnings while it is imported are not abo
 
 @dataclass(frozen=True)
 class Found:
-    """What `fit` finds of the model that `make` returns."""
+    """Return the outcome of `fit` for the model that `make` returns."""
 
     make: Callable[[], Any]
     fields: Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Golden reports: the verdict, the causes, the lines and the notes of a check, port by port, in golden.json.
 
-`python -m tests.golden.golden [WORD …]` writes those of ports that have a word in their name; a person reads the diff.
+`python -m tests.golden.golden [WORD …]` writes the reports of ports with a word in their name; a person reads the diff.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-
 
 
 def summary(name: str) -> dict[str, Any]:
-    """What the check of a port says, without numbers that depend on the machine."""
+    """Return the report on a port, without numbers that depend on the machine."""
     port, arguments = CASES[name]
     torch.manual_seed(0)
     try:

@@ -164,7 +164,7 @@ def raises_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
 
 
 def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., Any]:
-    """From some call on, the answer is that of the first call whose tokens had the same key."""
+    """After a few calls, the answer repeats the first call whose tokens had the same key."""
 
     def wrong(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
         (given,) = tokens.values()
@@ -207,7 +207,7 @@ def loss_of_one_row(state: dict[Any, Any], loss: Callable[..., Any], targets: np
 
 
 def ends_otherwise(state: dict[Any, Any], method: Callable[..., Any], prompt: Any, steps: int, **named: Any) -> Any:
-    """A second generation goes on where the first ended."""
+    """A second generation continues where the first ended."""
     tokens = np.array(method(prompt, steps, **named))
     if state.setdefault(str(steps), 0) and tokens.shape[1] > 3:
         tokens[:, -1] = (tokens[:, -1] + 1) % 20
@@ -272,7 +272,7 @@ class WrongFromSixtyFive(Gpt2):
 
 
 def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Gpt2] = Gpt2) -> Build:
-    """GPT-2 that can be built for some sizes alone."""
+    """GPT-2 that can be built only for some sizes."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Gpt2:
         assert is_allowed(config), "these sizes are not mine"

@@ -44,7 +44,7 @@ def refused(result: Result) -> str:
 
 
 def checked(folder: Path, source: str, *options: str) -> Result:
-    """Check a port whose file begins as a right one and goes on with `source`."""
+    """Check a port whose file begins as a right one and continues with `source`."""
     (folder / "port.py").write_text(RIGHT + source)
     return invoke("check", f"{folder / 'port.py'}:build", "--preset", "notes-lm", "--logits-only", *options)
 
@@ -107,7 +107,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--preset", "my.json"], "my.json is no preset; give a configuration by --config."),
         ([REFERENCE, "--config", "no.json"], "There is no file no.json."),
         ([REFERENCE, "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json cannot be written"),
-        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length was given for models of probe size"),
+        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a longer max_length"),
         (["--command", "true", "--config", "c.json", "--length", "4096"], "--length is for a PORT"),
         (["--command", "true", "--audit"], "--audit builds a PORT many times"),
         (["--command", "true", "--adapter", "a"], "--adapter is for a PORT that makes a model; a --command reads"),

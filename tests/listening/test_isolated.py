@@ -1,4 +1,4 @@
-"""A port in a process of its own is heard as one in this process is."""
+"""A port in a process of its own is recorded like a port in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX ports, as strangers write them: every primitive is heard through `jit`, with the line that ran or traced it."""
+"""JAX ports of strangers: every primitive is recorded through `jit`, with the line that ran or traced it."""
 
 from __future__ import annotations
 

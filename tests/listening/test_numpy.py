@@ -1,4 +1,4 @@
-"""NumPy ports, as strangers write them: every expression is heard, with its line, and nothing else changes."""
+"""NumPy ports, as strangers write them: every expression is recorded, with its line, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch ports, as strangers write them: every operation is heard, with the line that ran it."""
+"""PyTorch ports, as strangers write them: every operation is recorded, with the line that ran it."""
 
 from __future__ import annotations
 

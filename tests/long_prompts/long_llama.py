@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama in plain PyTorch that attends by blocks of queries, with mistakes that show in long prompts alone."""
+"""A Llama in plain PyTorch that attends by blocks of queries, with mistakes that show only in long prompts."""
 
 import math
 
@@ -84,7 +84,7 @@ def build_with(positions=positions, frequencies=frequencies, sees=sees):
 
 
 def in_bfloat16(length):
-    """From 257 on, not every whole number is one of bfloat16."""
+    """Above 256, bfloat16 lacks some whole numbers."""
     return torch.arange(length).bfloat16()
 
 

@@ -113,7 +113,7 @@ def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | No
 
 
 UNTESTED = ("sliding_window = 300", "window_kind = sliding")
-"""Both show beyond the window alone."""
+"""Both show only beyond the window."""
 
 
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:

@@ -1,6 +1,9 @@
 # mypy: ignore-errors
-"""A Gemma in the manner of Google's PyTorch code: gains of one plus the weight, queries that are scaled in place, a
-fused linear map with fewer keys and values, and an embedding that is scaled outside of the model.
+"""A Gemma in the manner of Google's PyTorch code.
+
+Gains are one plus the weight, and queries are scaled in place. A fused linear map has fewer keys and values. The
+embedding is scaled outside of the model.
+
 """
 
 import json

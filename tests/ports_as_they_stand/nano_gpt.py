@@ -1,6 +1,9 @@
 # mypy: ignore-errors
-"""A GPT-2 in the manner of nanoGPT and minGPT: one linear map for queries, keys and values, fused attention, weights
-that are transposed while they are loaded, a tuple of logits and loss, and a print. It knows nothing of the checker.
+"""A GPT-2 in the manner of nanoGPT and minGPT.
+
+One linear map makes queries, keys and values, and attention is fused. Loading transposes weights. The model returns
+a tuple of logits and loss, and prints.
+ It knows nothing of the checker.
 """
 
 import json

@@ -1,6 +1,8 @@
 # mypy: ignore-errors
-"""A Llama in the manner of Meta's code and its teaching copies (hkproj, llama2.c): features that are rotated
-as complex neighbours, weights permuted for it, a cache that is written in place, and one token at a time.
+"""A Llama in the manner of Meta's code and its teaching copies (hkproj, llama2.c).
+
+Complex neighbours are rotated, with weights permuted for it. The cache is written in place, one token at a time.
+
 """
 
 import json

@@ -121,7 +121,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "answers": _answers,
     "port": _program,
 }
-"""What makes a file that a page names and does not show."""
+"""The makers of files that a page names and does not show."""
 
 
 def run_transparity(arguments: list[str]) -> None:

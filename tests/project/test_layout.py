@@ -30,14 +30,14 @@ LISTS = {
 
 
 def python_files() -> list[Path]:
-    """Every Python file of the project that is no one's own: those of git, or, in an archive, those that there are."""
+    """Return every Python file of the project: git's list, or, in an archive, all."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [Path(name) for name in listed if (ROOT / name).is_file()]
 
 
 def sizes(depth: int = 2) -> dict[str, list[int]]:
-    """The lines of each file, by folder; those of a package are also by the folders in it."""
+    """Return the lines of each file, by folder; a package also counts by the folders in it."""
     found: dict[str, list[int]] = {}
     for path in python_files():
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DURATIONS: dict[str, dict[str, float]] = json.loads((ROOT / "tests/durations.json").read_text())
 
 NIGHTLY = ("conformance", "tests")
-"""What `nox -s nightly` runs whole."""
+"""Files that only `nox -s nightly` runs whole."""
 
 OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", "examples/checks": "examples"}
 """Folders of tests that another session runs: the first needs an idle machine, the second real weights, and the third
@@ -44,13 +44,13 @@ def test_every_file_of_tests_is_in_a_session() -> None:
 
 
 def names_of(path: Path) -> set[str]:
-    """The names of the tests in a file; of claims about subjects, those of the claims."""
+    """Return the names of the tests in a file, or the names of the claims."""
     defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
 def gone() -> dict[str, list[str]]:
-    """What was measured of tests that are not there, by file."""
+    """Return durations without a test, by file."""
     known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
     lost = {
         file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]

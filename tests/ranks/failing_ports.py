@@ -1,4 +1,4 @@
-"""Ports on ranks that fail, each in its own way, on the last rank alone."""
+"""Ports on ranks that fail, each in its own way, only on the last rank."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def waits_for_it(config: Any, parameters: Any) -> Callable[..., Any]:
 
 
 def padded(config: Any, parameters: Any) -> Callable[..., Any]:
-    """The vocabulary is padded, and nothing says so."""
+    """The vocabulary is padded without a word about it."""
     forward = build(config, parameters)
     return lambda **tokens: np.pad(forward(**tokens), [(0, 0), (0, 0), (0, 4 * (RANKS - 1))])
 

@@ -19,7 +19,7 @@ PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if 
 
 
 def beside_one(build: IsolatedBuild, case: Case) -> str:
-    """What one rank and two of the same code have in common."""
+    """The same code on one rank and on two."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)

@@ -33,7 +33,7 @@ def two_ranks() -> Iterator[IsolatedBuild]:
 def test_the_verdict_says_that_it_is_the_ranks_doing(two_ranks: IsolatedBuild) -> None:
     report = checked(two_ranks, Case("tensor_taps__bias_down", "notes-lm", 2))
     said = sentence(report)
-    assert said.startswith("On 2 ranks the output differs from that of 1 rank by ")
+    assert said.startswith("The output on 2 ranks differs from the output on 1 rank by ")
     assert "the down bias is added on every rank (2 ×)" in said
     ranks = report.as_dict()["ranks"]
     assert (ranks["count"], ranks["one_rank"]) == (2, "diverges")

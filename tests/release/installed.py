@@ -1,4 +1,4 @@
-"""What holds where the wheel is installed, outside of the repository: `python -I installed.py VERSION alone|extras`.
+"""Check the installed wheel, outside of the repository: `python -I installed.py VERSION alone|extras`.
 
 No import of this file is from the repository; it ends with 1 and a sentence if something does not hold.
 """
@@ -95,7 +95,7 @@ def a_missing_framework_is_one_sentence() -> None:
 
 
 def main(expected: str, extras: str) -> None:
-    """Check what can be done with the wheel alone, or with its extras."""
+    """Check the wheel without extras, or with them."""
     found = (transparity.__version__, version("transparity"))
     expect(found == (expected, expected), f"the versions are {found}, not {expected}")
     expect("site-packages" in str(transparity.__file__), f"transparity is imported from {transparity.__file__}")

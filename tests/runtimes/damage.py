@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Damaged artefacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
 
-A file is damaged, and checked, in a process that may die. One that agrees all the same is held to the file that it was
-made of: what it computes, or the numbers of a quantised file, may differ by what rounding does, for no token by more.
+A file is damaged, and checked, in a process that may die. If it agrees, it is compared with the original: logits, or
+the numbers of a quantised file, may differ by rounding, for each token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ROUNDING = 1e-5
 """The share of the largest logit up to which a difference is one of rounding."""
 
 STEPS = 2.0
-"""The steps of a grid up to which a number of a quantised file may be that of another choice of scale."""
+"""The steps of a grid by which another choice of scale may change a number of a quantised file."""
 
 KINDS = ("onnx", "gguf", "folder")
 
@@ -157,7 +157,7 @@ def _of_files(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """What becomes of one artefact."""
+    """The outcome for one artefact."""
     try:
         verdict = verdict_on(path, folder)
     except TransparityError as error:

@@ -1,4 +1,4 @@
-"""GGUF files are held to their checkpoint: a mistake of the conversion is named, and told from quantisation."""
+"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantisation is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of Equinox and Keras are ports as they stand: right ones agree, and mistakes put into them are named."""
+"""Modules of Equinox and Keras are ports without changes: right ones agree, and planted mistakes are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over a
 
 SAMPLE = [case for case in CASES if not case[1] or {"scale", "exact", "tiled", "theta"} & set(case[1])]
 SLOW = {"exact", "theta"}
-"""Cases that are run on Keras alone, here on PyTorch: JAX compiles for every shape. The measure runs all."""
+"""Cases that run only on Keras, here on PyTorch: JAX compiles for every shape. The measure runs all."""
 
 ROWS = np.array([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)

@@ -144,8 +144,10 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
 
 
 def poisoned(parameters: Arrays, mesh: tuple[int, int], rank: int) -> Arrays:
-    """The parameters with NaN wherever another rank has its part: heads, hidden features and the vocabulary are cut in
-    equal parts for tensor ranks, and then the first axis for data ranks."""
+    """Return the parameters with NaN in the parts of other ranks.
+
+    Tensor ranks cut heads, hidden features and the vocabulary in equal parts; data ranks then cut the first axis.
+    """
     data, tensor = mesh
     by_columns = ("attention.output.weight", "feed_forward.down.weight")
     shared = ("norm.weight",) if CONFIG.key_value_heads % tensor == 0 else ("norm.weight", "key.weight", "value.weight")

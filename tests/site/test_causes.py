@@ -1,4 +1,4 @@
-"""What the pages of causes draw is a run of the reference with the fault in it."""
+"""The pages of causes draw a run of the reference with the fault in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site: it has every page, its links are those of the repository, and what is wrong with a built site is seen."""
+"""The site has every page, its links lead into the repository, and a defect of a built site is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend without a harness is held to every claim that needs none, and is not said to meet the others."""
+"""A backend without a harness must meet every claim that needs none, and reports the others as not checked."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ def _indexed(index: Path) -> list[Path]:
 
 def _pickled(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is a pickle, which can run any code when it is read; expected safetensors: load it where you "
-        "trust it, and save it with save_pretrained(folder) of transformers."
+        f"{path} is a pickle, and reading it can run any code; expected safetensors. If you trust it, load it "
+        "with transformers and save it with save_pretrained(folder)."
     )
 
 

@@ -17,7 +17,7 @@ class CapabilityResult:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     calls: int = 0
-    """Calls of one object that were compared with those of a fresh one."""
+    """Calls of one object, each compared with a fresh object's."""
 
     def __add__(self, other: CapabilityResult) -> CapabilityResult:
         return CapabilityResult(
@@ -30,7 +30,7 @@ class CapabilityResult:
 
 
 def not_compared(*reasons: str) -> CapabilityResult:
-    """A result that consists of the reasons alone."""
+    """Return a result with nothing but the reasons."""
     return CapabilityResult(not_compared=reasons)
 
 

@@ -100,7 +100,7 @@ def share(error: float, budget: float) -> float:
 def difference(actual: Any, expected: Any) -> float:
     """The largest |actual − expected|.
 
-    It is infinite if the shapes differ, a number is not finite on one side alone, or the arrays are empty: nothing is
+    It is infinite if the shapes differ, if only one side is finite at a place, or if the arrays are empty. Nothing is
     transposed, truncated or broadcast.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
@@ -118,8 +118,10 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework, device and dtype to NumPy; one that is sharded over the processes of its
-    framework is gathered, in which all of them take part."""
+    """Convert an array of any framework, device and dtype to NumPy.
+
+    A sharded array is gathered; every process of its framework takes part in this.
+    """
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):  # a global array of JAX

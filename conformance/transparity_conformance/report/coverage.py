@@ -24,7 +24,7 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """Rows in one call."""
     calls: int = 0
-    """Forward passes of one object, among other calls, that were compared with those of a fresh one."""
+    """Forward passes of one object, among other calls, each compared with a fresh object's."""
     features: tuple[str, ...] = ()
     """Fields of the configuration: with another value, at least one compared call would have answered otherwise."""
     untested: tuple[str, ...] = ()

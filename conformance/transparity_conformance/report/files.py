@@ -84,8 +84,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
-    """Write a text to a file in UTF-8, or to standard output, where `errors` says what becomes of characters that its
-    encoding has not; raises `OutputError`."""
+    """Write a text to a file in UTF-8, or to standard output.
+
+    `errors` replaces characters that the encoding of standard output lacks. Raises `OutputError`.
+    """
     if path == STANDARD_OUTPUT:
         stream = _standard_output()
         encoding = stream.encoding or "utf-8"

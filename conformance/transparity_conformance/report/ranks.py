@@ -43,7 +43,7 @@ class RanksComparison:
         by = (
             f"{self.error:.2g} ({used} its tolerance)" if math.isfinite(self.error) else "its shape or infinite numbers"
         )
-        return f"On {self.count} ranks the output differs from that of 1 rank by {by} at {self.where}: "
+        return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}: "
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -94,7 +94,7 @@ class Cause:
     explained: float
     """The share of the disagreement that disappears: 1 is all of it."""
     at: str = ""
-    """The first tap at which the fault was put into the reference, if it is not that of the divergence."""
+    """The first tap at which the fault was put into the reference, if it is not the divergence's own."""
     source: Mapping[str, Any] | None = None
     """Its own line of the port, where several causes act together: `file`, `line` and `code`."""
 
@@ -188,7 +188,7 @@ class ClaimResult:
     budget: float
     where: str
     reach: str = ""
-    """The calls that the claim is about, where they are not those of `coverage`."""
+    """The calls that the claim is about, where they differ from `coverage`."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class AuditedField:
     outcome: Outcome
     """`ignored`: the port answers as before the change; `wrong`: as neither does; `refused`: it raises."""
     says: str = ""
-    """What the port did, or why it refuses."""
+    """The port's behaviour, or its reason to refuse."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
@@ -115,7 +115,7 @@ class Audit:
 
     @property
     def faults(self) -> str:
-        """The faults alone, in one clause; empty if there is none."""
+        """The faults, in one clause; empty without a fault."""
         wrong = (
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -124,7 +124,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
-        """Of the fields and of the tensors: the file, the noun, their number, the names by outcome, and the rest."""
+        """For fields and for tensors: the file, the noun, their number, the names by outcome, and the rest."""
         fields = {says: self._told(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

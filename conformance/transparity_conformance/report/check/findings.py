@@ -25,7 +25,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The divergences that one cause at one line explains, or those of one line without a cause."""
+    """The divergences of one line with the same cause, or of one line without a cause."""
 
     faults: tuple[Divergence, ...]
 
@@ -83,7 +83,7 @@ class Finding:
 
     @property
     def places(self) -> list[str]:
-        """The taps, those of several layers as one: `decoder.layers.0–1.self_attention.scores`."""
+        """The taps; several layers are joined: `decoder.layers.0–1.self_attention.scores`."""
         layers: dict[str, list[int]] = {}
         for fault in self.faults:
             pattern, layer = layer_pattern(fault.where)
@@ -120,8 +120,10 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """The verdict: what is wrong and where, or how much of the tolerance the worst rounding uses; before it, what one
-    rank and many of the same code have in common, or which of three implementations stands alone."""
+    """Return the verdict: the cause and its place, or the share of the tolerance that the worst rounding uses.
+
+    Before it stands a comparison of one rank with many, or of three implementations.
+    """
     return "".join([*beginnings(report), _verdict(report)])
 
 

@@ -68,7 +68,7 @@ class CheckView:
     not_compared: list[str]
     notes: list[str]
     compared: str
-    """What was compared: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
+    """The comparisons: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
     coverage: str
     """The range of the verdict in one line; empty if it is not known."""
     audit: list[str]
@@ -132,7 +132,7 @@ def _audit(report: Report) -> list[str]:
 
 
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
-    """The lines `NAME: REASON`, those of one reason as one: `loss, generate: the port does not offer it`."""
+    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port does not offer it`."""
     names: dict[str, list[str]] = {}
     for line in lines:
         name, colon, reason = line.partition(": ")

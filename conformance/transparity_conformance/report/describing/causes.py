@@ -1,4 +1,4 @@
-"""What each cause means to whoever has it; the texts are in causes.toml."""
+"""The meaning of each cause; the texts are in causes.toml."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Meaning:
     """Threads about it in real ports: owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """What a report says of a fault of the forward pass, by its variant, if it says the same of every model."""
+    """The sentence in a report about a fault of the forward pass, by its variant, if it is the same for every model."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
@@ -48,7 +48,7 @@ def _meaning(seen: Any = (), **texts: Any) -> Meaning:
 
 
 def meaning(name: str) -> Meaning:
-    """What one cause means.
+    """Return the meaning of one cause.
 
     Raises:
         TransparityError: there is no such cause.

@@ -107,7 +107,7 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
 
 
 def _embedded(config: TransformerConfig, stack: str) -> tuple[str, int]:
-    """What a stack embeds, and of how many numbers or rows."""
+    """Return the noun for a stack's inputs, and the number of their rows or numbers."""
     if config.reads_pixels:
         return "patch", config.patch_dim
     if config.reads_frames and stack == "encoder":

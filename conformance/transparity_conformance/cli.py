@@ -236,11 +236,13 @@ def check(
 
 def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[str]]]:
     """Check the systems that the options name; this imports everything that a check needs."""
+    from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
     named = checkers.named_systems(asked)  # before the port is imported
     chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
-    return checkers.check_all(run, told.announced(chosen, asked.port or asked.command), told.progress, told.show)
+    with keeping():
+        return checkers.check_all(run, told.announced(chosen, asked.port or asked.command), told.progress, told.show)
 
 
 ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.golden.test_hostile import invoke
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -20,6 +22,14 @@ from transparity_conformance.oracle.oracle import Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.oracle.reach.features import exercised
 from transparity_conformance.oracle.reach.models import LogitsOracle
+
+PORT = """
+from transparity_numpy.port import build as of_reference
+
+def build(config, parameters):
+    forward = of_reference(config, parameters)
+    return lambda **tokens: forward(**tokens)["logits"]
+"""
 
 CONFIG = preset("notes-lm").resized()
 
@@ -186,3 +196,16 @@ def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("transparity_conformance.oracle.reach.features._exercised", lambda config, probes: ((), ()))
         assert exercised(CONFIG, probes) == first and first[0]
         assert exercised(CONFIG, probes[:1]) == ((), ())
+
+
+def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:
+    """Only the times differ."""
+    (tmp_path / "port.py").write_text(PORT)
+    reports = []
+    for number in range(2):
+        target = tmp_path / f"{number}.json"
+        result = invoke("check", f"{tmp_path}/port.py:build", "--preset", "notes-lm", "--quick", "--json", target)
+        assert result.exit_code == 3, result.output
+        (report,) = json.loads(target.read_text())
+        reports.append({name: value for name, value in report.items() if name != "timing"})
+    assert reports[0] == reports[1] and any((tmp_path / "kept/oracle").rglob("*.json"))

@@ -12,7 +12,6 @@ from typing import Any, cast
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
 from transparity_conformance import STARTED
-from transparity_conformance.cache import keeping
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
@@ -196,7 +195,7 @@ def check_all(
     errors: dict[str, list[str]] = {}
     for system in systems:
         try:
-            with progress() as report_progress, keeping():
+            with progress() as report_progress:
                 reports.append(check(system, report_progress))
         except Interrupted as ended:
             reports.append(ended.report)

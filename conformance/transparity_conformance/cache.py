@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 LARGEST = 2**28
-"""Bytes that the folder may have; the oldest files are deleted."""
+"""Bytes of all kept files; the oldest are deleted. A preset keeps 0.3 MB, and the code of a port in Flax takes 2 MB."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
 """The sources that kept results depend on; import-linter shows that the oracle imports no others."""
@@ -154,10 +154,11 @@ def _write(file: Path, text: str) -> None:
         Path(name).replace(file)
 
 
-def shrink(folder: Path, largest: int = LARGEST) -> None:
-    """Delete the oldest files until the folder has at most `largest` bytes."""
+def shrink(base: Path, largest: int = LARGEST) -> None:
+    """Delete the oldest kept files until they have at most `largest` bytes; other files in the folder stay."""
     with contextlib.suppress(OSError):
-        files = [(path.stat().st_mtime, path.stat().st_size, path) for path in folder.rglob("*") if path.is_file()]
+        paths = [*base.glob("oracle/*/*.json"), *base.glob("jax/*/*")]
+        files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]
         size = sum(size for _, size, _ in files)
         for _, freed, path in sorted(files):
             if size <= largest:

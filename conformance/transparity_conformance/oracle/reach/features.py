@@ -110,7 +110,8 @@ def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
     """Return the logits in float64 of a configuration, or None if inputs are missing."""
-    held = {name: parameters[name].astype(np.float64, copy=False) for name in parameter_shapes(config)}
+    shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
+    held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)
     if any(name not in inputs for name in names):
         return None

@@ -10,8 +10,17 @@ import pytest
 
 from transparity.errors import TransparityError
 from transparity.protocol import ENTRY_POINTS, HARNESS_ENTRY_POINTS, Backend, Harness
+from transparity_conformance import cache
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.oracle import probes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep no result for later sessions: a test may change the reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cache.VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(params=["numpy", "pytorch", "flax"])

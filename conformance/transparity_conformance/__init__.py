@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transparity_conformance.checking.check import assert_conforms, check
 
 __all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common first
+
+STARTED = time.monotonic()
+"""The time at which this package was imported, which is the first thing that the command does."""
 
 _HOMES = dict.fromkeys(__all__, "checking.check")
 

@@ -30,6 +30,7 @@ from transparity_conformance.report.files import STANDARD_OUTPUT, check_writable
 from transparity_conformance.report.terminal import print_line, print_text, progress_bar
 
 if TYPE_CHECKING:
+    from transparity_conformance.checking.options import Options
     from transparity_conformance.checking.systems import System
     from transparity_conformance.checkpoints.importing import Checkpoint
     from transparity_conformance.report.report import Report
@@ -92,6 +93,7 @@ RANKS_HELP = "Run PORT on N ranks, as torchrun does. Compare them with one rank,
 BY_LAYER_HELP = (
     "Check each layer as a separate model, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
 )
+QUICK_HELP = "Compare only the forward pass. A port that agrees is then inconclusive (exit code 3)."
 LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
 AGAINST_HELP = (
     "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
@@ -130,11 +132,14 @@ AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
 HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page.")]
 MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them as Markdown, for a pull request.")]
-Verbose = Annotated[bool, _option("--verbose", None, "Also list every claim, activation and note.")]
+Verbose = Annotated[
+    bool, _option("--verbose", None, "Also list every claim, activation and note, and the time of each stage.")
+]
 Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
 ]
 AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_HELP, show_default=False)]
+Quick = Annotated[bool, _option("--quick", None, QUICK_HELP)]
 Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
 ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
 Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, only for these layers.")]
@@ -201,6 +206,7 @@ def check(
     timeout: Timeout = None,
     budget: Budget = BUDGET,
     audit: AuditChoice = None,
+    quick: Quick = False,
     adapter: AdapterFile = None,
     by_layer: ByLayer = False,
     layers: Layers = None,
@@ -218,18 +224,28 @@ def check(
     if against or inputs is not None:
         _check_against(dict(locals()))  # which exits
     with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
-        from transparity_conformance.checking import checkers, systems
+        from transparity_conformance.checking import options
 
-        checkpoint = systems.checkpoint_of(port, checkpoint, preset, config, family)
+        checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
-        named = checkers.named_systems(asked := checkers.Options(*where, *how))  # before the port is imported
-        chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
-        reports, errors = checkers.check_all(run, told.announced(chosen, port or command), told.progress, told.show)
+        how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
+        (asked := options.Options(*where, *how)).check_together()
+        reports, errors = _checked(asked, told)
     told.end(reports, errors, weights=checkpoint)
 
 
-ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "by_layer", "layers", "length")
+def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[str]]]:
+    """Check the systems that the options name; this imports everything that a check needs."""
+    from transparity_conformance.cache import keeping
+    from transparity_conformance.checking import checkers
+
+    named = checkers.named_systems(asked)  # before the port is imported
+    chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
+    with keeping():
+        return checkers.check_all(run, told.announced(chosen, asked.port or asked.command), told.progress, told.show)
+
+
+ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
 """Options that do not go with --against."""
 
 
@@ -601,7 +617,7 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except (TransparityError, MemoryError) as error:
-        from transparity_conformance.checking.checkers import one_sentence
+        from transparity_conformance.checking.options import one_sentence
 
         _complain(one_sentence(error))
         raise typer.Exit(BAD_INPUT) from None

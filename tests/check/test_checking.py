@@ -154,3 +154,45 @@ def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
     key, probe = next(iter(probes.probes_of(CASES["t5"], "t5").items()))
     port = BuiltPort(pytorch_build, pytorch_build(probe.config, dict(probe.parameters)))
     assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults
+
+
+def test_a_quick_check_compares_only_the_forward_pass() -> None:
+    """A right port is undecided; a port that is wrong elsewhere, too; a wrong forward pass has its line and cause."""
+
+    def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
+        forward = build(config, parameters)
+        setattr(forward, "loss", lambda *args, **named: 1.0)  # noqa: B010
+        return forward
+
+    for port in (build, wrong_loss):
+        report = check(port, "notes-lm", quick=True)
+        assert (report.verdict, report.exit_code, report.faults) == ("inconclusive", 3, ())
+        assert report.coverage.untested and "--quick compares only the forward pass" in sentence(report)
+        assert not {"call at other sizes", "compare offers", "audit loader"} & report.timing.keys()
+        assert {claim.id for claim in report.claims} <= {claim.id for claim in check(build, "notes-lm").claims}
+    port = port_with("attention-scale-none")
+    quick, whole = (check(port, "notes-lm", quick=quick) for quick in (True, False))
+    assert quick.exit_code == 1 and quick.faults == whole.faults and quick.faults[0].causes
+
+
+def test_a_wrong_answer_is_told_before_the_next_call() -> None:
+    """Every port is judged after its first answer; a right one is not told."""
+    events: list[str] = []
+
+    def built(name: str) -> Any:
+        def build(config: TransformerConfig, parameters: Arrays) -> Any:
+            forward = port_with(name)(config, parameters) if name else pytorch_build(config, parameters)
+
+            def call(**tokens: np.ndarray) -> Any:
+                events.append("call")
+                return forward(**tokens)
+
+            return call
+
+        return build
+
+    check(built("attention-scale-none"), "notes-lm", budget=0, quick=True, located=lambda report: events.append("told"))
+    assert events[:2] == ["call", "told"]
+    events.clear()
+    check(built(""), "notes-lm", quick=True, located=lambda report: events.append("told"))
+    assert set(events) == {"call"}

@@ -158,14 +158,23 @@ def test_a_program_is_checked(tmp_path: Path) -> None:
     assert refused(result).endswith("was stopped after 0.5 s, but wrote no actual.safetensors.")
 
 
-def test_help_imports_nothing_that_it_does_not_need() -> None:
-    heavy = {"numpy", "torch", "jax", "hypothesis", "pytest", "transparity_conformance.capabilities.table"}
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 0),
+        ("check", 2),
+        ("check my.py:build --family llama --preset notes-lm", 2),
+        ("check a:b --preset x", 2),
+    ],
+)
+def test_help_and_an_error_of_usage_import_nothing_that_they_do_not_need(line: str, code: int) -> None:
+    heavy = {"numpy", "rich.console", "torch", "jax", "pytest", "transparity_conformance.checking.checkers"}
     script = (
-        "import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', '--help']\n"
-        f"try:\n    main()\nexcept SystemExit:\n    print('loaded', *({heavy!r} & set(sys.modules)))"
+        f"import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', *{line.split()!r}]\n"
+        f"try:\n    main()\nexcept SystemExit as end:\n    print('loaded', end.code, *({heavy!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded"
+    assert done.stdout.splitlines()[-1] == f"loaded {code}"
 
 
 def test_every_capability_has_an_option() -> None:

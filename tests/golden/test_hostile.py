@@ -110,6 +110,8 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a longer max_length"),
         (["--command", "true", "--config", "c.json", "--length", "4096"], "--length is for a PORT"),
         (["--command", "true", "--audit"], "--audit builds a PORT many times"),
+        ([REFERENCE, "--quick", "--audit"], "--quick compares only the forward pass of a PORT"),
+        ([REFERENCE, "--quick", "--against", "transformers"], "--against REFERENCE needs a PORT"),
         (["--command", "true", "--adapter", "a"], "--adapter is for a PORT that makes a model; a --command reads"),
         ([REFERENCE, "--by-layer"], "--by-layer and --layers write each layer"),
         ([REFERENCE, "--head", "pooled"], "--head is for --checkpoint"),

@@ -42,7 +42,8 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import ignore_progress
 from transparity_conformance.oracle.probes import probe_parameters
-from transparity_conformance.running.loading import load_artefact, runtime_of
+from transparity_conformance.running.artefacts import runtime_of
+from transparity_conformance.running.loading import load_artefact
 
 ROUNDING = 1e-5
 """The share of the largest logit up to which a difference is one of rounding."""

@@ -22,7 +22,8 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loading import HUB, load_artefact
+from transparity_conformance.running.artefacts import HUB
+from transparity_conformance.running.loading import load_artefact
 
 with warnings.catch_warnings():  # its warnings while it is imported are not about this project
     warnings.simplefilter("ignore")

@@ -106,8 +106,15 @@ class Ran:
         return next(iter(self.forwards.values()))
 
 
-def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, logits_only: bool) -> Ran:
-    """Run a port on every probe.
+def run_all(
+    build: Port,
+    probes: Mapping[str, Probe],
+    progress: Progress,
+    *,
+    logits_only: bool,
+    answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
+) -> Ran:
+    """Run a port on every probe; `answered` receives each answer at once.
 
     If the port refuses a model of other sizes than the first probe's, further sizes are tried.
     """
@@ -120,6 +127,7 @@ def run_all(build: Port, probes: Mapping[str, Probe], progress: Progress, *, log
         size = next((size for size in (probe, *others) if _can_be_built(build, key, size, ran, is_derived)), None)
         if size is not None and (taps := _called(key, size, ran, first, logits_only=logits_only)) is not None:
             ran.actual[key], ran.probes[key] = taps, size
+            answered(size, taps)
     return ran
 
 

@@ -7,6 +7,7 @@ Ctrl-C, or when a divergence is found.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
@@ -14,7 +15,6 @@ from typing import Any, TypedDict, Unpack
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
 from transparity.presets import preset as preset_called
-from transparity_conformance.against.check import Request, check_against
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.audit import audit_loader
 from transparity_conformance.checking.stages import forward, offers, ranks, reach
@@ -63,6 +63,7 @@ def check(
     located: Located = ignore_report,
     ranks: int = 1,
     lengths: Sequence[int] = (),
+    quick: bool = False,
     **other: Unpack[Against],
 ) -> Report:
     """Check a port against the reference, or `against` another implementation.
@@ -71,18 +72,17 @@ def check(
         build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or its name.
         preset, family: A preset at its probe size, or a name for the report; a family whose folders the port reads.
         config, parameters: Any other configuration; its parameters, random by default.
-        dtype, logits_only: The precision, passed to a `build` that takes `dtype`; whether to compare only the logits.
+        dtype, logits_only, quick: The precision, for a `build` with `dtype`; compare only logits, or the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of processes; seconds for an answer.
         budget, name, lengths: Seconds of the search for causes; the port's name; lengths of long prompts to compare.
-        audit: Whether an ignored field or tensor diverges; None: a loader's are listed.
-        progress, located: Receives every step; receives a report whenever more is known about a divergence.
+        audit, progress, located: Whether ignored fields diverge (None: they are listed); receive steps and divergences.
 
     Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
     if other:
         return _check_against(dict(locals()))
     its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
-    arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit)
+    arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
     with _built_by(build, family, timeout if isolated or ranks > 1 or isinstance(build, str) else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
 
@@ -100,12 +100,15 @@ ALONE: Mapping[str, Any] = {
     "audit": None,
     "ranks": 1,
     "lengths": (),
+    "quick": False,
 }
 """Options that exclude `against`, and their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
     """Check a port against another implementation, with the arguments of `check`."""
+    from transparity_conformance.against.check import Request, check_against  # slow, and rarely needed
+
     port, other = given["build"], given["other"]
     if unknown := sorted(other.keys() - Against.__annotations__.keys()):
         raise TypeError(f"check() got an unexpected keyword argument {unknown[0]!r}")
@@ -126,8 +129,9 @@ def _report(evidence: Evidence) -> Report:
     with evidence.kept():
         for run, *conditions in STAGES:
             if all(is_met(evidence) for is_met in conditions):
-                run(evidence)
-    return evidence.report
+                with evidence.stopwatch.timed(run.__name__.replace("_", " ")):
+                    run(evidence)
+    return dataclasses.replace(evidence.report, timing=evidence.stopwatch.stages)
 
 
 def _system(
@@ -162,13 +166,14 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (forward.build_again, Evidence.has_logits, Evidence.is_steady),
     (forward.name_form, Evidence.has_other_form),
     (forward.end_forward_pass, Evidence.has_logits),
-    (forward.load_as_named, Evidence.has_logits, forward.is_copied),
-    (reach.call_at_other_sizes, Evidence.has_logits),
-    (forward.explain_at_other_size, forward.is_explained_at_other_size),
-    (offers.compare_offers, Evidence.has_logits),
-    (forward.find_line_of_step, Evidence.has_logits, Evidence.shows_taps),
+    (reach.leave_out_all, Evidence.has_logits, Evidence.is_quick),
+    (forward.load_as_named, Evidence.is_whole, Evidence.has_logits, forward.is_copied),
+    (reach.call_at_other_sizes, Evidence.is_whole, Evidence.has_logits),
+    (forward.explain_at_other_size, Evidence.is_whole, forward.is_explained_at_other_size),
+    (offers.compare_offers, Evidence.is_whole, Evidence.has_logits),
+    (forward.find_line_of_step, Evidence.is_whole, Evidence.has_logits, Evidence.shows_taps),
     (ranks.judge_ranks, Evidence.is_on_ranks),
-    (audit_loader,),
+    (audit_loader, Evidence.is_whole),
 )
 """The stages of a check, in order, each with its conditions."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
+from transparity_conformance import STARTED
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.command import check_command
+from transparity_conformance.checking.options import Options, one_sentence
 from transparity_conformance.checking.systems import (
     System,
     artefact_system,
@@ -25,114 +27,18 @@ from transparity_conformance.checking.systems import (
     systems,
 )
 from transparity_conformance.checkpoints.importing import Checkpoint
-from transparity_conformance.diagnosis.judge import Located, Progress, ignore_report
-from transparity_conformance.diagnosis.search.clock import BUDGET
+from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.report.report import Interrupted, Report
-from transparity_conformance.report.text import reason, safe
+from transparity_conformance.report.text import safe
+from transparity_conformance.report.timing import Stopwatch, Timing
 from transparity_conformance.running.adapters.adapter import read_adapter
+from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.forward import required_arguments
-from transparity_conformance.running.loading import Limits, require, runtime_of
+from transparity_conformance.running.loading import Limits, require
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.isolation import isolated_build
 
 Check = Callable[[System, Progress], Report]
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `transparity check`."""
-
-    port: str | None = None
-    command: str | None = None
-    preset: Sequence[str] | None = None
-    config: Path | None = None
-    checkpoint: Path | None = None
-    family: Sequence[str] | None = None
-    head: str | None = None
-    by_layer: bool = False
-    layers: str | None = None
-    length: Sequence[int] | None = None
-    adapter: Path | None = None
-    audit: bool | None = None
-    changes: Sequence[str] | None = None
-    """Other values for fields of the family's config.json, as `name=value`."""
-    ranks: int = 1
-    dtype: str = "float32"
-    logits_only: bool = False
-    timeout: float | None = None
-    budget: float = BUDGET
-    sections: Sequence[str] = ()
-    """Sections of the bundle for a program."""
-    located: Located = ignore_report
-
-    @property
-    def given(self) -> set[str]:
-        """Return the names of the given options, as in `RULES`."""
-        names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit")
-        given = {f"--{name}": getattr(self, name) for name in names}
-        given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
-        given |= {"--set": self.changes}
-        given |= {"PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
-        return {name for name, value in given.items() if value}
-
-    def check_together(self) -> None:
-        """Raise `UsageError` for options that exclude each other."""
-        flags = " and ".join(f"--{name}" for name in self.sections)
-        for rule in RULES:
-            if rule.is_broken(self.given):
-                raise UsageError(rule.says.format(port=safe(self.port or ""), flags=flags))
-
-
-@dataclass(frozen=True)
-class OptionRule:
-    """An option with the options that it excludes or needs one of, separated by spaces."""
-
-    option: str
-    says: str
-    excludes: str = ""
-    needs: str = ""
-
-    def is_broken(self, given: set[str]) -> bool:
-        """Return whether the given options break the rule."""
-        lacks = bool(self.needs) and given.isdisjoint(self.needs.split())
-        return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
-
-
-OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model for the port's loader; \
-give --checkpoint FOLDER and a PORT that is load(folder)."""
-OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
-OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
-OF_LENGTH = """--length needs a longer max_length than a small model's. Give --checkpoint FOLDER, --config FILE, \
-or --family NAME --set FIELD=N, where FIELD is its name for max_length."""
-OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
-OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
-OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
-EITHER = "check takes either a PORT or --command; give one of the two."
-OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
-OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
-OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
-
-RULES = (
-    OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
-    OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
-    OptionRule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
-    OptionRule("--length", OF_LENGTH, needs="--checkpoint --config --set"),
-    OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
-    OptionRule("--family", OF_FAMILY, "--preset --config --command"),
-    OptionRule("--adapter", OF_ADAPTER, "--command"),
-    OptionRule("--head", OF_HEAD, needs="--checkpoint --family"),
-    OptionRule("--set", "--set changes fields of a family's small model; name it by --family.", needs="--family"),
-    OptionRule("check", EITHER, needs="PORT --command"),
-    OptionRule("PORT", EITHER, "--command"),
-    OptionRule("--audit", OF_AUDIT, "--command"),
-    OptionRule("sections", OF_SECTIONS, "PORT"),
-    OptionRule("--length", OF_MODELS.format("--length", "", ""), "ARTEFACT"),
-    OptionRule("--ranks", OF_MODELS.format("--ranks", ", or a --command", ""), "ARTEFACT"),
-    OptionRule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
-    OptionRule("ARTEFACT", OF_OWN, needs="--checkpoint"),
-)
-"""Options that exclude each other, or need another."""
 
 
 def checker(options: Options) -> Check:
@@ -144,7 +50,7 @@ def checker(options: Options) -> Check:
         command = options.command
         return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
     assert options.port is not None
-    shared |= {"name": options.port, "audit": options.audit}
+    shared |= {"name": options.port, "audit": options.audit, "quick": options.quick}
     runtime = runtime_of(options.port)
     if runtime is not None:
         require(options.port, runtime)
@@ -172,6 +78,7 @@ class PortCheck:
         self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
         self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter), ranks)
         self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
+        self.started: Timing | None = Timing(STARTED, port=0.0)
 
     def __call__(self, system: System, progress: Progress) -> Report:
         if not self.build.process.is_running:
@@ -184,10 +91,18 @@ class PortCheck:
         asked = self.options["dtype"]
         dtype, lengths = system.dtype or asked, self.lengths if system.is_asked else ()
         options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
+        start = self._since_start()
         report = check(build, system.name, config=config, parameters=system.parameters, **options)
         its = f"its weights are {dtype}, so it is compared within the budgets of {dtype}, and not of {asked}"
         not_compared = (*system.not_compared, *report.not_compared)
-        return replace(report, not_compared=not_compared, notes=(*report.notes, *[its][: dtype != asked]))
+        notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
+        return replace(report, not_compared=not_compared, notes=notes, timing=timing)
+
+    def _since_start(self) -> dict[str, Timing]:
+        """Return the time that the command took before its first check; empty for further checks."""
+        started, self.started = self.started, None
+        now = Stopwatch(self.build.process.processor_seconds).read()
+        return {} if started is None else {"start": now.since(started)}
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
         """Yield the systems for a port with a checkpoint; an artefact limits the calls."""
@@ -225,9 +140,8 @@ class PortCheck:
 def named_systems(options: Options) -> list[System]:
     """Return the systems of families, or of presets and a configuration; none with a checkpoint.
 
-    Raises `UsageError` for an unknown name and for options that exclude each other.
+    Raises `UsageError` for an unknown name.
     """
-    options.check_together()
     if options.checkpoint is not None:
         return []
     return list(
@@ -263,16 +177,6 @@ def chosen_systems(
             "--checkpoint FOLDER; a build takes (config, parameters)."
         )
     return iter(named)
-
-
-def one_sentence(error: BaseException) -> str:
-    """Return how a check ended early (Ctrl-C, an error, too little memory), and what is known of the port."""
-    known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, KeyboardInterrupt):
-        return f"Interrupted before there was a verdict.{known}"
-    if isinstance(error, TransparityError):
-        return f"{error}{known}"
-    return f"There is not enough memory ({reason(error)}); choose smaller sizes, or a machine with more."
 
 
 def check_all(

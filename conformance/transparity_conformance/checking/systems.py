@@ -28,7 +28,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.models import small_system
 from transparity_conformance.report.formatting import count
-from transparity_conformance.running.loading import HUB, Limits, runtime_of
+from transparity_conformance.running.loading import Limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +53,6 @@ class System:
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
     """Yield the named presets and the configuration in a file; without either, all presets."""
-    for name in names:
-        if label(name) == "config":
-            raise UsageError(f"{name} is no preset; give a configuration by --config.")
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -180,14 +177,6 @@ def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig
 
 def _multiple(size: int, ranks: int) -> int:
     return ranks * math.ceil(size / ranks)
-
-
-def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint of a check; a port that is a Hugging Face folder is its own, unless another is given."""
-    runtime = runtime_of(port)
-    if checkpoint is not None or port is None or runtime is not HUB or any(others):
-        return checkpoint
-    return Path(port)
 
 
 def check_quantised(port: str, limits: Limits) -> None:

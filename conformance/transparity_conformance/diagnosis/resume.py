@@ -93,6 +93,8 @@ class Start:
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         """Return a tap that uses the whole model's names, and returns given values for skipped layers."""
+        if not self.skipped:
+            return tap
 
         def renamed(name: str, value: Any) -> Any:
             name = self._renamed(name, 1)

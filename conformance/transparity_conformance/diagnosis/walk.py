@@ -183,8 +183,11 @@ def _walking(
     """Return a tap that patches values, stores them in `computed`, and continues with the `recorded` ones."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        is_given = choices is not None and is_choice(name)
-        made = rounded(choices[name] if is_given else made_with(hypotheses, state, name, value), dtype)  # type: ignore[index]
+        if choices is not None and is_choice(name):
+            value = choices[name]
+        elif hypotheses:
+            value = made_with(hypotheses, state, name, value)
+        made = rounded(value, dtype)
         computed[name] = made
         if name == until:
             raise TapReached

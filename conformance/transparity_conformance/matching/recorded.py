@@ -193,6 +193,10 @@ def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
     """Return whether two arrays differ nowhere by more than `allowed`; equal infinities, and NaNs, are near."""
+    if one.size and one.shape == other.shape:  # most pairs already differ in the middle
+        middle = one.size // 2
+        if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):
+            return False
     with np.errstate(invalid="ignore"):
         far = ~(np.abs(one - other) <= allowed)
     a, b = one[far], other[far]

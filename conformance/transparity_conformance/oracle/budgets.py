@@ -90,14 +90,16 @@ def _bfloat16() -> Any:
     return ml_dtypes.bfloat16
 
 
-@np.errstate(over="ignore")  # a number beyond the range is infinite, and no budget covers it
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     """Round `value` to `dtype`, in a dtype that NumPy can compute with."""
     if value.dtype.kind != "f":
         return value
-    if dtype in ("float64", "float32"):
+    if dtype == "float64":
         return value.astype(dtype, copy=False)
-    return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)
+    with np.errstate(over="ignore"):  # a number beyond the range is infinite, and no budget covers it
+        if dtype == "float32":
+            return value.astype(dtype, copy=False)
+        return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:

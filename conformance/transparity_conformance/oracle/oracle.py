@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.limits.mapped import Mapped
+from transparity.limits.mapped import LARGE, Mapped
 from transparity.taps import Tap
+from transparity_conformance.cache import digest, kept
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.near_ties import is_choice, is_of_router
 from transparity_conformance.oracle.variants import variant
@@ -47,6 +49,8 @@ class Oracle:
     ) -> None:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
+        self.call: tuple[TransformerConfig, Mapping[str, Any]] | None = None
+        """The configuration and the inputs of a forward pass; None for another computation."""
         self._noise: dict[str, dict[str, float]] = {}
 
     @functools.cached_property
@@ -64,8 +68,18 @@ class Oracle:
     def noise(self, dtype: str) -> dict[str, float]:
         """Return the reference's own largest error in `dtype`, per result."""
         if dtype not in self._noise:
-            self._noise[dtype] = self._measure(dtype)
+            identity = None if self.identity is None else f"{self.identity}-{dtype.replace(':', '-')}"
+            self._noise[dtype] = kept(identity, lambda: self._measure(dtype))
         return self._noise[dtype]
+
+    @functools.cached_property
+    def identity(self) -> str | None:
+        """Return a hash of everything that determines the results; None for a large model, or another computation."""
+        if self.call is None or sum(value.size for value in self.arrays.values()) >= LARGE:
+            return None
+        config, inputs = self.call
+        settings = [type(self).__name__, self.neighbours, None if self.kept is None else sorted(self.kept)]
+        return digest(json.dumps([config.as_dict(), *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
         """Return the reference's elementwise error in `dtype` at the `index`-th neighbouring point."""
@@ -152,7 +166,9 @@ def forward_oracle(
     def run(parameters: Arrays, tap: Tap) -> None:
         transformer(config, parameters, tap=tap, **tokens)
 
-    return Oracle(run, parameters, neighbours=neighbours, kept=kept, room=room)
+    oracle = Oracle(run, parameters, neighbours=neighbours, kept=kept, room=room)
+    oracle.call = config, tokens
+    return oracle
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:

@@ -19,6 +19,7 @@ from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
 from transparity_conformance.report.text import SENTENCE, VALUE, safe
+from transparity_conformance.report.timing import Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
@@ -223,6 +224,8 @@ class Report:
     """Fields in which the port differs from its configuration, with both values, if there are several."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of everything that took part."""
+    timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
+    """The time of each stage of the check, in order."""
 
     def __post_init__(self) -> None:
         for name in ("preset", "port", "reference"):
@@ -279,6 +282,7 @@ class Report:
             "notes": self.notes,
             "other_fields": {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()},
             "environment": dict(self.environment),
+            "timing": {stage: time.as_dict() for stage, time in self.timing.items()},
         }
         plain: dict[str, Any] = _plain(fields)
         return plain

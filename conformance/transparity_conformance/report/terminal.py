@@ -1,4 +1,7 @@
-"""Text for a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar."""
+"""Text for a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
+
+Functions import rich, which takes longer than the rest of an error of usage.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from transparity_conformance.report.text import safe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 PATIENCE = 2.0
 """Seconds after which work gets a progress bar."""
@@ -22,6 +23,8 @@ PATIENCE = 2.0
 
 def print_text(text: RenderableType) -> None:
     """Print to standard output, without markup, highlighting or spaces at the ends of lines."""
+    from rich.console import Console
+
     console = Console(highlight=False, markup=False)
     with console.capture() as written:
         console.print(text, crop=False)  # a line that is not to be wrapped is printed whole
@@ -30,11 +33,17 @@ def print_text(text: RenderableType) -> None:
 
 def print_line(line: str, indent: int = 0) -> None:
     """Print a paragraph whose lines are all indented."""
+    from rich.padding import Padding
+    from rich.text import Text
+
     print_text(Padding(Text(line), (0, 0, 0, indent), expand=False))
 
 
 def hanging(first: str, text: str, style: str = "") -> Table:
     """A paragraph whose lines after the first are indented."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid()
     table.add_row(Text(first, style="cyan"), Text(text, style=style))
     return table
@@ -42,6 +51,9 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 
 def plain_table(**options: object) -> Table:
     """A table with one line, below its header."""
+    from rich import box
+    from rich.table import Table
+
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)  # type: ignore[arg-type]
 
 
@@ -52,6 +64,8 @@ def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int
     Args:
         begins: what the line begins with.
     """
+    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 

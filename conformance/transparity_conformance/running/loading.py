@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import shown
-from transparity.limits.files import file_size, is_file, is_folder
+from transparity.limits.files import file_size, is_file
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import VALUE, safe
+from transparity_conformance.running.artefacts import Runtime
 
 
 class LoadError(PortError):
@@ -127,43 +128,6 @@ class Listened:
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
         """Return the result and the operations, whose values have at most `largest` bytes."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """One kind of artefact, and the runtime for it."""
-
-    module: str
-    """The module in this package whose `load(path)` returns a `build` with `limits`.
-
-    It is empty for a GGUF file, which is read and compared, but not run.
-    """
-    package: str
-    extra: str
-    """The extra of this project that installs `package`."""
-
-
-RUNTIMES = {
-    ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
-    ".gguf": Runtime("", "gguf", "gguf"),
-}
-"""The runtimes of files, by suffix."""
-
-HUB = Runtime("hub", "transformers", "hub")
-"""The runtime of a folder, which has its own configuration and needs no checkpoint."""
-
-ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-"""The two files of an encoder-decoder in one folder."""
-
-
-def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime of the artefact that `port` names; None for a function, `file.py:build`, or nothing."""
-    if port is None:
-        return None
-    path = Path(port)
-    if path.suffix.lower() in RUNTIMES or not is_folder(path):
-        return RUNTIMES.get(path.suffix.lower())
-    return RUNTIMES[".onnx"] if is_file(path / ENCODER) and is_file(path / DECODER) else HUB
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:

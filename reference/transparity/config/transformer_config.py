@@ -723,7 +723,7 @@ class TransformerConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; −inf, which JSON lacks, is the string `"-inf"`."""
-        fields = dataclasses.asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lowest = "-inf" if self.mask_value == -math.inf else self.mask_value
         overrides = {kind: dict(changed) for kind, changed in self.layer_overrides.items()}
         listed = {name: list(fields[name]) for name in fields if isinstance(fields[name], tuple)}

@@ -86,12 +86,19 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
     return TensorFile(probe, parameters, needed, frozenset(exercised), dtype)
 
 
-def hub_file(model_type: str, probe: AuditProbe) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that the file cannot lack."""
+def hub_file(
+    model_type: str, probe: AuditProbe, known: Collection[str] = ()
+) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+    """Return the parameters in each tensor of a family's file, and the tensors that the file cannot lack.
+
+    The latter are none if all tensors are of `known` kinds.
+    """
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
     parameters = {name: tuple(ours for ours, _ in parts[name]) for name in names if name in parts}
+    if all(kind_of(name) in known for name in parameters):
+        return parameters, frozenset()
     fields = fields_of(model_type, family, probe.config)
     return parameters, needed(family, fields, names) & parameters.keys()
 
@@ -167,7 +174,7 @@ def missed_in_variants(
     for (variant, probe), *_ in exercised(port.model_type, config, dtype):
         if probe is None or variant.fields is not None:
             continue
-        parameters, needed = hub_file(port.model_type, probe)
+        parameters, needed = hub_file(port.model_type, probe, kinds)
         names = [name for name in reversed(list(parameters)) if name in needed and kind_of(name) not in kinds]
         new = {kind_of(name): name for name in names}
         if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # the port refuses the field

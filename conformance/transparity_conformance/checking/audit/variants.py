@@ -129,7 +129,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
         yield from _changed(TransformerConfig.as_dict, config)
         return
     family = family_called(model_type)
-    write = functools.partial(written, model_type, family)
+    write = functools.cache(functools.partial(written, model_type, family))
     base = write(config)
     assert base is not None, "the audited model is one of its family"
     yield from _changed(write, config)

@@ -27,7 +27,8 @@ from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.report.ranks import RanksComparison
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.running.process.ranks import ProcessGroup, group_of
+from transparity_conformance.report.timing import Stopwatch
+from transparity_conformance.running.process.ranks import ProcessGroup, group_of, processor_seconds
 from transparity_conformance.running.process.running import Port, in_precision
 
 INTERRUPTED = "the check was interrupted: faults without a cause are unexplained, and the rest was not compared"
@@ -70,6 +71,8 @@ class Arguments:
     ranks: int
     lengths: tuple[int, ...]
     audit: bool | None
+    quick: bool
+    """Whether to compare only the forward pass."""
 
     @property
     def name(self) -> str:
@@ -119,6 +122,8 @@ class Evidence(LastReport):
     """The operations of a port whose logits are wrong."""
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the single faults that reproduce them."""
+    is_told: bool = False
+    """Whether the user knows of a wrong answer."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 
@@ -129,6 +134,7 @@ class Evidence(LastReport):
         self.arguments, self.port, self.progress = arguments, port, progress
         self.build = in_precision(port, arguments.dtype)
         self.group: ProcessGroup | None = group_of(self.build)
+        self.stopwatch = Stopwatch(functools.partial(processor_seconds, self.build))
 
     def add(self, *faults: Divergence, **found: Any) -> None:
         """Add findings to the report, as `Report.adding`."""
@@ -170,6 +176,13 @@ class Evidence(LastReport):
     def is_unsteady(self) -> bool:
         """Return whether two runs differ, which is a divergence."""
         return not self.is_steady() and bool(self.report.faults)
+
+    def is_quick(self) -> bool:
+        return self.arguments.quick
+
+    def is_whole(self) -> bool:
+        """Return whether more than the forward pass is compared."""
+        return not self.arguments.quick
 
     def shows_taps(self) -> bool:
         return not self.arguments.logits_only

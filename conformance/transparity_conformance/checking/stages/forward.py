@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -62,12 +64,28 @@ def run_probes(evidence: Evidence) -> None:
     """Run the port on every probe, and twice on the first."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
-    ran = run_all(evidence.build, arguments.probes, evidence.progress, logits_only=arguments.logits_only)
+    answered = functools.partial(_tell_if_wrong, evidence)
+    how: dict[str, Any] = {"logits_only": arguments.logits_only, "answered": answered}
+    ran = run_all(evidence.build, arguments.probes, evidence.progress, **how)
     probes = {key: lean(probe, ran.actual[key], evidence.progress) for key, probe in ran.probes.items()}
     evidence.ran = ran = dataclasses.replace(ran, probes=probes)
     first = evidence.first
     again = run(ran.forward, first, logits_only=arguments.logits_only)
     evidence.repeated = _repeated(first, ran.actual[first.name], again, arguments.dtype)
+
+
+def _tell_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
+    """Tell the first wrong answer before the next call; the reference of a large model would take too long."""
+    if not evidence.is_told and not probe.is_large:
+        wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
+        if wrong is not None:
+            evidence.is_told = True
+            evidence.located(_that_diverges(evidence, wrong))
+
+
+def _that_diverges(evidence: Evidence, wrong: Divergence) -> Report:
+    arguments = evidence.arguments
+    return Report(arguments.name, "diverges", "logits", (wrong,), dtype=arguments.dtype, port=arguments.port)
 
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
@@ -95,7 +113,7 @@ def listen(evidence: Evidence) -> None:
     arguments, ran = evidence.arguments, evidence.ran
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
-        evidence(Report(arguments.name, "diverges", "logits", (wrong,), dtype=arguments.dtype, port=arguments.port))
+        evidence(_that_diverges(evidence, wrong))
         clock, dtype = evidence.clock, arguments.dtype
         answer = Answer.of(ran.probes, ran.actual, dtype, clock, evidence.judged_ranks)
         known: Combination = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -45,6 +46,8 @@ from transparity_conformance.running.process.running import built, is_loader, mo
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
+QUICK = "other lengths and sizes, capabilities, histories and the audit: --quick compares only the forward pass"
+
 
 def call_at_other_sizes(evidence: Evidence) -> None:
     """Call a port that agrees at other sizes and on the requested long prompts."""
@@ -69,6 +72,13 @@ def call_at_other_sizes(evidence: Evidence) -> None:
     else:
         _add_coverage(evidence, first.config, [*probes, *reached.probes])
     evidence.add(not_compared=unseen)
+
+
+def leave_out_all(evidence: Evidence) -> None:
+    """State that only the forward pass is compared; a port that agrees there is inconclusive."""
+    coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
+    verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
+    evidence.add(coverage=coverage, verdict=verdict)
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -17,6 +18,7 @@ import numpy as np
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
+from transparity_conformance.cache import digest, kept
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.long import LongProbe
@@ -88,15 +90,28 @@ def changed(config: TransformerConfig, change: Change) -> TransformerConfig | No
         other = dataclasses.replace(config, **{name: value}, **more)
     except ConfigError:
         return None
-    return other if other != config and _shapes(other).items() <= _shapes(config).items() else None
+    if other == config:
+        return None
+    if name in _fields_of_shapes(config) and not _shapes(other).items() <= _shapes(config).items():
+        return None
+    return other
 
 
 _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
 
 
+@functools.lru_cache(maxsize=64)
+def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
+    """Return the fields that the shapes of the parameters depend on."""
+    read = set[str]()
+    parameter_shapes(_watched(config, read))
+    return frozenset(read)
+
+
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
     """Return the logits in float64 of a configuration, or None if inputs are missing."""
-    held = {name: parameters[name].astype(np.float64, copy=False) for name in parameter_shapes(config)}
+    shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
+    held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)
     if any(name not in inputs for name in names):
         return None
@@ -190,6 +205,13 @@ def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple
 
     Every other choice of a field must show; for a number, one change suffices.
     """
+    calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
+    whole = json.dumps([config.as_dict(), calls])
+    seen, unseen = kept(None if None in calls else digest("features", whole), lambda: _exercised(config, probes))
+    return tuple(seen), tuple(unseen)
+
+
+def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     results: dict[str, list[bool]] = {}
     for name in (field.name for field in dataclasses.fields(config)):
         for change in changes(config, name):

@@ -64,6 +64,7 @@ class LogitsOracle(Oracle):
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
         super().__init__(run, parameters)
+        self.call = config, given
         self._again: dict[tuple[str, int], float] = {}
 
     def _evaluate(

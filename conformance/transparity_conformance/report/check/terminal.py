@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -30,6 +30,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
+from transparity_conformance.report.timing import Timing
 
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
@@ -257,6 +258,8 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
         yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
     if report.verdict == "diverges" and (remarks := _remarks(view)):
         yield named(remarks)
+    if report.timing:
+        yield _times(report.timing)
 
 
 def _remarks(view: CheckView) -> list[tuple[str, str]]:
@@ -269,6 +272,25 @@ def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
         verdict = "agrees" if worst.share <= 1 else "diverges"
         yield tap, format_share(worst.share), format_share(worst.segment_share), worst.probe, verdict
+
+
+def _times(timing: Mapping[str, Timing]) -> Table:
+    """The seconds of each stage that took a tenth of one, and of all."""
+    table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("stage")
+    for name in ("seconds", "checker's processor", "port's processor"):
+        table.add_column(name, justify="right")
+    known = [time for time in timing.values() if time.port is not None]
+    whole = Timing(
+        sum(time.seconds for time in timing.values()),
+        sum(time.processor for time in timing.values()),
+        sum(time.port or 0.0 for time in known) if known else None,
+    )
+    for stage, time in {**timing, "all": whole}.items():
+        cells = [f"{each:.1f}" if each is not None else "–" for each in (time.seconds, time.processor, time.port)]
+        if {*cells} - {"0.0", "–"}:
+            table.add_row(stage, *cells)
+    return table
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from transparity.errors import UsageError, shown
+from transparity_conformance.cache import compiled
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.text import reason
@@ -75,7 +76,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **os.environ, **(environment or {})},
+                env={**QUIET, **compiled(), **os.environ, **(environment or {})},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
@@ -84,6 +85,14 @@ class PortProcess:
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+    def processor_seconds(self) -> float | None:
+        """Return the processor time of the process and of its ended children; None where the system has no `/proc`."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
         """Send a request; `received` returns its answer."""

@@ -23,8 +23,8 @@ from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
 from transparity_conformance.checkpoints.editing import Edit
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
-from transparity_conformance.running.loading import runtime_of
 from transparity_conformance.running.process.child import TIMEOUT, checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
 from transparity_conformance.running.process.running import MISSHAPEN, RemotePort

@@ -74,6 +74,12 @@ class ProcessGroup:
     def is_running(self) -> bool:
         return all(process.is_running for process in self.processes)
 
+    def processor_seconds(self) -> float | None:
+        """Return the processor time of all processes; None if it is not known."""
+        alone = [] if self.alone is None else self.alone.processes
+        known = [process.processor_seconds() for process in (*self.processes, *alone)]
+        return None if None in known else sum(filter(None, known))
+
     def loaded(self) -> tuple[int, Any]:
         """Return the number of the port's function and its signature; raise `LoadError` if it does not exist."""
         if self._loaded is None:
@@ -200,6 +206,12 @@ def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
     """Return the processes of a port on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)
     return process if isinstance(process, ProcessGroup) and process.is_launched else None
+
+
+def processor_seconds(build: Callable[..., Any]) -> float | None:
+    """Return the processor time of a port's own processes; None if it has none, or if the time is not known."""
+    process = getattr(isolated_of(build), "process", None)
+    return process.processor_seconds() if isinstance(process, ProcessGroup) else None
 
 
 ADDRESS = "127.0.0.1"

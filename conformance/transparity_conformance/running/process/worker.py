@@ -31,11 +31,12 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
+from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
-from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port, runtime_of
+from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
 from transparity_conformance.running.process.running import listen_once
 from transparity_conformance.running.process.wire import (
     Closed,

@@ -17,8 +17,9 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.report.text import listed, reason
+from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
-from transparity_conformance.running.loading import DECODER, ENCODER, Limits, Listened, LoadError
+from transparity_conformance.running.loading import Limits, Listened, LoadError
 from transparity_conformance.running.runtimes.graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}

@@ -1,0 +1,213 @@
+"""Results that are kept between runs: reused if nothing changed, computed again if anything did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.golden.test_hostile import invoke
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity_conformance import cache
+from transparity_conformance.oracle.oracle import Oracle, forward_oracle
+from transparity_conformance.oracle.probes import probes_of
+from transparity_conformance.oracle.reach.features import exercised
+from transparity_conformance.oracle.reach.models import LogitsOracle
+
+PORT = """
+from transparity_numpy.port import build as of_reference
+
+def build(config, parameters):
+    forward = of_reference(config, parameters)
+    return lambda **tokens: forward(**tokens)["logits"]
+"""
+
+CONFIG = preset("notes-lm").resized()
+
+
+@pytest.fixture(autouse=True)
+def _of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept"))
+
+
+def probe(config: TransformerConfig = CONFIG) -> Any:
+    return probes_of(config, "config")["mixed"]
+
+
+def noise(oracle: Oracle, dtype: str = "float32") -> dict[str, float]:
+    with cache.keeping():
+        return oracle.noise(dtype)
+
+
+@pytest.fixture
+def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    """Whether the noise of an oracle is found, without a computation."""
+
+    def measured(oracle: Oracle, dtype: str) -> dict[str, float]:
+        raise NotImplementedError
+
+    def is_reused(oracle: Oracle, dtype: str = "float32") -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(Oracle, "_measure", measured)
+            patch.setattr(LogitsOracle, "_measure", measured)
+            try:
+                return bool(noise(oracle, dtype))
+            except NotImplementedError:
+                return False
+
+    return is_reused
+
+
+def test_noise_is_reused_to_the_last_bit(reused: Callable[..., bool]) -> None:
+    first = noise(probe().oracle)
+    assert reused(probe().oracle) and noise(probe().oracle) == first == probe().oracle.noise("float32")
+
+
+def test_outside_of_the_command_nothing_is_kept(tmp_path: Path) -> None:
+    probe().oracle.noise("float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed_weight() -> Oracle:
+    given = probe()
+    name, value = next(iter(given.parameters.items()))
+    value = value.copy()
+    value.flat[0] = np.nextafter(value.flat[0], np.float32(9))
+    return forward_oracle(given.config, {**given.parameters, name: value}, given.inputs)
+
+
+def changed_token() -> Oracle:
+    given = probe()
+    tokens = given.inputs["tokens"].copy()
+    tokens[0, 0] += 1
+    return forward_oracle(given.config, given.parameters, {"tokens": tokens})
+
+
+def renamed() -> Oracle:
+    """Two weights of one shape are swapped, which leaves the bytes of all as they are together."""
+    given = probe()
+    one, other = "decoder.layers.0.self_attention.query.weight", "decoder.layers.0.self_attention.key.weight"
+    swapped = {one: given.parameters[other], other: given.parameters[one]}
+    return forward_oracle(given.config, {**given.parameters, **swapped}, given.inputs)
+
+
+CHANGES: dict[str, Callable[[], Oracle]] = {
+    "weights": changed_weight,
+    "tokens": changed_token,
+    "names": renamed,
+    "config": lambda: forward_oracle(dataclasses.replace(CONFIG, norm_eps=2e-5), probe().parameters, probe().inputs),
+    "points": lambda: forward_oracle(CONFIG, probe().parameters, probe().inputs, neighbours=2),
+    "taps": lambda: forward_oracle(CONFIG, probe().parameters, probe().inputs, kept=["logits"]),
+    "kind": lambda: LogitsOracle(CONFIG, probe().parameters, probe().inputs),
+}
+
+
+def test_a_change_of_what_is_computed_is_computed_again(reused: Callable[..., bool]) -> None:
+    noise(probe().oracle)
+    assert not reused(probe().oracle, "bfloat16")
+    for name, change in CHANGES.items():
+        assert not reused(change()), name
+    assert reused(probe().oracle)
+
+
+def test_a_change_of_the_code_is_computed_again(
+    reused: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code" / "inner"
+    code.mkdir(parents=True)
+    (code / "masks.py").write_text("a")
+    monkeypatch.setattr(cache, "folders", lambda: [code.parent])
+    noise(probe().oracle)
+    assert reused(probe().oracle)
+    for change in ("b", "a "):
+        (code / "masks.py").write_text(change)
+        assert not reused(probe().oracle), change
+    (code / "masks.py").rename(code / "mask.py")
+    assert not reused(probe().oracle)
+
+
+def test_another_machine_computes_again(reused: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    noise(probe().oracle)
+    monkeypatch.setattr(cache, "machine", lambda: "another")
+    assert not reused(probe().oracle)
+    monkeypatch.undo()
+
+
+def test_the_sources_are_all_that_the_oracle_imports() -> None:
+    """The key of a result holds the code below `folders`; the oracle runs no other code of this project."""
+    script = (
+        "import importlib, pkgutil, sys, transparity_conformance.oracle as oracle\n"
+        "for each in pkgutil.walk_packages(oracle.__path__, 'transparity_conformance.oracle.'):\n"
+        "    importlib.import_module(each.name) if not each.name.endswith('strategies') else None\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('transparity')), sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    outside = {Path(file) for file in done.stdout.split()}
+    outside = {file for file in outside if not any(folder in file.parents for folder in cache.folders())}
+    own = Path(cache.__file__)
+    assert outside == {own, own.parent / "__init__.py"}
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"logits": '])
+def test_a_cut_file_is_computed_again(content: str, tmp_path: Path) -> None:
+    first = noise(probe().oracle)
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(content)
+    assert noise(probe().oracle) == first
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="folders of one user")
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("a file, not a folder")
+    assert noise(probe().oracle) == probe().oracle.noise("float32")
+
+
+def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
+    names = ["oracle/key/a.json", "jax/machine/b", "oracle/key/c.json", "oracle/notes.json", "thesis"]
+    for age, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 10)
+        os.utime(tmp_path / name, (100 - age, 100 - age))
+    cache.shrink(tmp_path, 25)
+    assert sorted(name for name in names if (tmp_path / name).exists()) == sorted({*names} - {"oracle/key/c.json"})
+
+
+def test_an_empty_variable_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, "")
+    noise(probe().oracle)
+    assert list(tmp_path.iterdir()) == [] and cache.compiled() == {}
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.user_folder() == tmp_path / "transparity"
+
+
+def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = list(probes_of(CONFIG, "config").values())[:2]
+    with cache.keeping():
+        first = exercised(CONFIG, probes)
+        monkeypatch.setattr("transparity_conformance.oracle.reach.features._exercised", lambda config, probes: ((), ()))
+        assert exercised(CONFIG, probes) == first and first[0]
+        assert exercised(CONFIG, probes[:1]) == ((), ())
+
+
+def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:
+    """Only the times differ."""
+    (tmp_path / "port.py").write_text(PORT)
+    reports = []
+    for number in range(2):
+        target = tmp_path / f"{number}.json"
+        result = invoke("check", f"{tmp_path}/port.py:build", "--preset", "notes-lm", "--quick", "--json", target)
+        assert result.exit_code == 3, result.output
+        (report,) = json.loads(target.read_text())
+        reports.append({name: value for name, value in report.items() if name != "timing"})
+    assert reports[0] == reports[1] and any((tmp_path / "kept/oracle").rglob("*.json"))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs")
 MOST_FILES, LONGEST = 12, 40
 
-MOST_OF_CONFORMANCE, LEAST_MEDIAN = 355, 90
+MOST_OF_CONFORMANCE, LEAST_MEDIAN = 353, 90
 """Files of conformance, and the lines of the one in the middle."""
 
 LISTS = {

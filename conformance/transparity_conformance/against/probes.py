@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, shown
+from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs
 from transparity_conformance.capabilities.port_calls import call_port
-from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError
+from transparity.text import describe_error
 from transparity_conformance.listening.source import home
-from transparity_conformance.report.text import describe_error
 
 
 class PortError(TransparityError):

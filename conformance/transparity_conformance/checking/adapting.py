@@ -8,12 +8,12 @@ from pathlib import Path
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
+from transparity.text import listed, reason, safe
 from transparity_conformance.checking.systems import family_systems, systems
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt_model
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.formatting import count
-from transparity_conformance.report.text import listed, reason, safe
 from transparity_conformance.running.adapters.adapter import ASKED, written
 from transparity_conformance.running.adapters.notation import ABSENT, AdapterError, letters_of
 from transparity_conformance.running.process.isolation import isolated_build

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
+from transparity.text import safe
 from transparity_conformance import STARTED
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.checking.check import check
@@ -29,7 +30,6 @@ from transparity_conformance.checking.systems import (
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.report.report import Interrupted, Report
-from transparity_conformance.report.text import safe
 from transparity_conformance.report.timing import Stopwatch, Timing
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.artefacts import runtime_of

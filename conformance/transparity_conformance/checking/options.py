@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import preset as preset_called
+from transparity.text import reason, safe
 from transparity_conformance.diagnosis.search.clock import BUDGET
-from transparity_conformance.report.text import reason, safe
 from transparity_conformance.running.artefacts import HUB, runtime_of
 
 if TYPE_CHECKING:

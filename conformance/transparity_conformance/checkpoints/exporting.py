@@ -1,25 +1,27 @@
-"""Write a Hugging Face folder of a family: config.json and model.safetensors, by the tables for importing."""
+"""Write a Hugging Face folder of a family, by the tables for importing, and edit it for the audit of a loader."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from transparity.config import PER_LAYER, TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.mapped import have_equal_numbers
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
+from transparity.text import listed, reason, shown
 from transparity_conformance.checkpoints.importing import Checkpoint, configuration, family_called, import_checkpoint
 from transparity_conformance.checkpoints.naming import called, tensors_of, without_prefix
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.values import Fields
-from transparity_conformance.report.text import listed, reason, shown
 
 
 def export_checkpoint(
@@ -163,3 +165,27 @@ def _by_layer(config: TransformerConfig) -> dict[str, Any]:
         values = [getattr(own, name) for own in layers or [config]]
         found[name] = values[0] if len(set(values)) == 1 else values
     return found
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a folder."""
+
+    fields: Mapping[str, Any] | None = None
+    """The content of config.json; None: unchanged."""
+    without: str | None = None
+    """The tensor left out of model.safetensors."""
+    beside: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Tensors added to model.safetensors."""
+    seed: int = 0
+    """The seed of Python, NumPy and PyTorch while the folder is loaded."""
+
+
+def edit_folder(folder: Path, edit: Edit) -> None:
+    """Change a folder that `export_checkpoint` wrote."""
+    if edit.fields is not None:
+        (folder / CONFIG).write_text(json.dumps(dict(edit.fields), indent=2) + "\n", encoding="utf-8")
+    if edit.without is not None or edit.beside:
+        tensors = load_file(folder / WEIGHTS) | dict(edit.beside)
+        tensors.pop(edit.without or "", None)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})

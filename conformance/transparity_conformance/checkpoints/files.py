@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from transparity.errors import TransparityError
 from transparity.limits import files
-from transparity_conformance.report.text import reason
+from transparity.text import reason
 
 LARGEST_JSON = 16 * 2**20
 

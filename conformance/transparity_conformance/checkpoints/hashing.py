@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from transparity.text import reason
 from transparity_conformance.checkpoints.files import parse_json
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.report.text import reason
 
 PIECE = 2**24
 """The number of bytes read at once."""

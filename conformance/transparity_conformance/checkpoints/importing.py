@@ -17,6 +17,7 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
+from transparity.text import listed, shown
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
 from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
@@ -32,7 +33,6 @@ from transparity_conformance.checkpoints.reading import (
 )
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, UNNEEDED, Classifier, Family
 from transparity_conformance.checkpoints.tables.values import Fields
-from transparity_conformance.report.text import listed, shown
 
 PARAMETERS = "parameters.safetensors"
 

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from transparity.limits.float8 import first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.mxfp4 import BLOCK, MXFP4, Stored
+from transparity.text import reason, shown
 from transparity_conformance.checkpoints.reading import UNREADABLE, CheckpointError
-from transparity_conformance.report.text import reason, shown
 
 BLOCKS, SCALES = "_blocks", "_scales"
 """The suffixes of the tensors of bytes."""

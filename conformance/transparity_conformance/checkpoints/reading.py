@@ -18,8 +18,8 @@ from transparity.limits.float8 import DTYPES as FLOAT8
 from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
+from transparity.text import VALUE, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
-from transparity_conformance.report.text import VALUE, reason, safe
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -18,12 +18,12 @@ import msgspec
 from msgspec import Meta
 
 from transparity.errors import shown
+from transparity.text import SENTENCE, VALUE, reason, safe
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.files import LARGEST_JSON, BundleError, parse_json, read_bytes
 from transparity_conformance.exchange.tensors import opened
 from transparity_conformance.oracle.budgets import RULES
-from transparity_conformance.report.text import SENTENCE, VALUE, reason, safe
 
 FORMAT = 4
 MANIFEST = "manifest.json"

@@ -16,9 +16,9 @@ from safetensors import safe_open
 from transparity.errors import shown
 from transparity.limits.files import LARGEST_HEADER, check_header
 from transparity.limits.stored import Lazy
+from transparity.text import reason
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
 from transparity_conformance.checkpoints.reading import UNREADABLE
-from transparity_conformance.report.text import reason
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from transparity.config import TransformerConfig
 from transparity.limits.files import is_file
 from transparity.limits.memory import in_bytes
+from transparity.text import reason
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.files import BundleError
@@ -34,7 +35,6 @@ from transparity_conformance.exchange.sections import in_order, section_of
 from transparity_conformance.exchange.weights import described_tensors
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_with
-from transparity_conformance.report.text import reason
 
 
 def export_bundle(

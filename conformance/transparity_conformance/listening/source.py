@@ -14,8 +14,8 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from transparity.text import safe
 from transparity_conformance.listening.operation import Source
-from transparity_conformance.report.text import safe
 
 OURS = str(Path(__file__).parents[1]) + "/"
 """The folder of `transparity_conformance`, whose frames never belong to the port."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from transparity_conformance.report.text import SENTENCE, safe
+from transparity.text import SENTENCE, safe
 
 MOST_NAMED = 6
 """Fields and sizes that are named in a line for people; JSON and HTML list them all."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from transparity.errors import TransparityError
 from transparity.limits.files import is_folder
-from transparity_conformance.report.text import reason
+from transparity.text import reason
 
 if TYPE_CHECKING:
     from transparity_conformance.report.report import Report

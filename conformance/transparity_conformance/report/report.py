@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit.result import Audit
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.formatting import count
 from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
-from transparity_conformance.report.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.timing import Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]

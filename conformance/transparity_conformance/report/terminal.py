@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from transparity_conformance.report.text import safe
+from transparity.text import safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -25,11 +25,10 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
+from transparity.text import SENTENCE, reason, safe
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
-from transparity_conformance.checkpoints.editing import Edit, edit_folder
-from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.checkpoints.exporting import Edit, edit_folder, export_checkpoint
 from transparity_conformance.checkpoints.reading import read_fields
-from transparity_conformance.report.text import SENTENCE, reason, safe
 from transparity_conformance.running.forward import called, forward_of
 from transparity_conformance.running.gradients import offer_gradients
 from transparity_conformance.running.loading import Limits, LoadError

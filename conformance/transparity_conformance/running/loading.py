@@ -20,10 +20,10 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_file
+from transparity.text import VALUE, safe
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.report.text import VALUE, safe
 from transparity_conformance.running.artefacts import Runtime
 
 

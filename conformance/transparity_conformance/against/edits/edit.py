@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from transparity.text import safe
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.listening.program import Change, Place, Program, Ref, Step, Values, executed, filled
-from transparity_conformance.report.text import safe
 
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]

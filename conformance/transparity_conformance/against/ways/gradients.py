@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs, Reference, exactly
 from transparity_conformance.against.ways.backward import Place
 from transparity_conformance.against.ways.way import Sides, why_not
@@ -19,7 +20,6 @@ from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import ClaimResult, Divergence
-from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.gradients import located
 from transparity_conformance.running.process.running import ask
 from transparity_conformance.running.ways import COTANGENT, backward, gradients

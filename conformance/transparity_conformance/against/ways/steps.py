@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
+from transparity.text import describe_error
 from transparity_conformance.against.probes import Answer, draw, padded, taken, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.reach import crossed, longest_of
@@ -12,7 +13,6 @@ from transparity_conformance.against.ways.way import Sides, Way, compare_way, wh
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.matching.values import apart
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
-from transparity_conformance.report.text import describe_error
 from transparity_conformance.running.ways import up_to
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13

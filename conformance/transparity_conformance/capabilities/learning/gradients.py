@@ -17,6 +17,7 @@ import numpy as np
 from transparity.config.probe_sizes import most_experts
 from transparity.limits.memory import available_memory, in_bytes
 from transparity.parameters import is_learned
+from transparity.text import describe_error
 from transparity_conformance.capabilities.capability import (
     Answers,
     BuiltPort,
@@ -44,7 +45,6 @@ from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence
-from transparity_conformance.report.text import describe_error
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]

@@ -18,7 +18,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.variants import Changed, Variant, variants_of
 from transparity_conformance.checking.calls import answer_or_error
-from transparity_conformance.checkpoints.editing import Edit
+from transparity_conformance.checkpoints.exporting import Edit
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT

@@ -16,8 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.fields import KEPT, Audited, AuditProbe, exercised, probe_of
-from transparity_conformance.checkpoints.editing import Edit
-from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
+from transparity_conformance.checkpoints.exporting import Edit, fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called, needed, parts_in
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays

@@ -14,10 +14,10 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
+from transparity.text import reason
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
-from transparity_conformance.report.text import reason
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.rotary.tables import rotary_frequencies
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError, shown
+from transparity.text import listed
 from transparity_conformance.checking.gguf.metadata import GgufFile, GgufTensor, known_fault
 from transparity_conformance.checking.gguf.rounding import disorder, is_within, step, worst_block
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
-from transparity_conformance.report.text import listed
 
 SAYS = {
     "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",

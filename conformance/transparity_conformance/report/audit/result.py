@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from transparity.text import SENTENCE, safe
 from transparity_conformance.report.formatting import count
-from transparity_conformance.report.text import SENTENCE, safe
 
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 

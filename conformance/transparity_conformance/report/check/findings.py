@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from transparity.text import listed
 from transparity_conformance.report.audit.result import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
-from transparity_conformance.report.text import listed
 
 PRACTICALLY_ALL = 0.99
 """A cause that explains less of a disagreement than this leaves something to be found."""

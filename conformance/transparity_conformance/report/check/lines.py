@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from transparity.text import safe
 from transparity_conformance.report.report import Cause, Divergence
-from transparity_conformance.report.text import safe
 
 AROUND = 3
 """Lines that are shown before and after one."""

@@ -17,8 +17,8 @@ from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
+from transparity.text import listed, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON
-from transparity_conformance.report.text import listed, reason, safe
 from transparity_conformance.running.adapters.notation import (
     ABSENT,
     COUNTED,

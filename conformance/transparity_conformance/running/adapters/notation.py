@@ -22,8 +22,8 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
+from transparity.text import safe
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.report.text import safe
 
 SIZES = {
     "D": "embed_dim",

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from transparity.errors import UsageError, shown
+from transparity.text import reason
 from transparity_conformance.cache import compiled
 from transparity_conformance.capabilities.port_calls import PortCallError, PortProcessError
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.report.text import reason
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 

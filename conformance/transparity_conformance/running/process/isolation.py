@@ -21,7 +21,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.capabilities.sharding import Sharding
 from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES
-from transparity_conformance.checkpoints.editing import Edit
+from transparity_conformance.checkpoints.exporting import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of

@@ -13,7 +13,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity.limits.mapped import Mapped
 from transparity.taps import lengths_of
-from transparity.text import MESSAGE
+from transparity.text import MESSAGE, VALUE, listed, safe
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
@@ -28,7 +28,6 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.values import within_sequence
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.text import VALUE, listed, safe
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.wire import largest_answer

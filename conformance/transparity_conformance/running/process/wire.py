@@ -23,10 +23,10 @@ from typing import IO, Any
 import numpy as np
 
 from transparity.limits.stored import OnDisk
+from transparity.text import VALUE, safe
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.listening.source import LONGEST_PATH
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.report.text import VALUE, safe
 
 HEADER = struct.Struct("<QQ")
 """The lengths of the JSON and of the arrays' bytes."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from transparity.limits.mapped import Mapped
+from transparity.text import safe, shown
 from transparity_conformance.capabilities.port_calls import (
     PortCallError,
     PortError,
@@ -28,7 +29,6 @@ from transparity_conformance.capabilities.port_calls import (
     tokens_kept,
 )
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.report.text import safe, shown
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
 from transparity_conformance.running.artefacts import runtime_of

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 
 from transparity.errors import shown
+from transparity.text import listed, safe
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record
-from transparity_conformance.report.text import listed, safe
 from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"

@@ -12,11 +12,11 @@ import onnxruntime
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_folder
+from transparity.text import listed, reason
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given
-from transparity_conformance.report.text import listed, reason
 from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
 from transparity_conformance.running.loading import Limits, Listened, LoadError

@@ -167,14 +167,14 @@ def test_the_inputs_of_keras_are_given_by_name_or_as_one() -> None:
 
 def test_an_input_that_has_no_name_of_ours_is_named() -> None:
     one, other = keras.Input((None,), name="token_ids"), keras.Input((None,), name="ages")
-    with pytest.raises(Exception, match=r"has an input 'ages'; expected names of .*token_ids.*: name its"):
+    with pytest.raises(Exception, match=r"has an input 'ages'; expected names among .*token_ids.*: rename it"):
         of_build(keras.Model([one, other], one + other), LLAMA)(tokens=ROWS)
 
 
 PORT = """
 import numpy as np
 from meta.modules.keras_models import keras, model
-from meta.modules.measure import models_of
+from meta.modules.measure import LINES
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.frameworks.modules import tensors_of
 

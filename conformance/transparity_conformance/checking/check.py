@@ -72,10 +72,10 @@ def check(
         build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or its name.
         preset, family: A preset at its probe size, or a name for the report; a family whose folders the port reads.
         config, parameters: Any other configuration; its parameters, random by default.
-        dtype, logits_only, quick: The precision, for a `build` with `dtype`; compare only logits, or the forward pass.
+        dtype, logits_only, quick: The precision, for a `build` with `dtype`; only the logits; only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of processes; seconds for an answer.
         budget, name, lengths: Seconds of the search for causes; the port's name; lengths of long prompts to compare.
-        audit, progress, located: Whether ignored fields diverge (None: they are listed); receive steps and divergences.
+        audit, progress, located: Whether ignored fields diverge (None: listed); told every step; told divergences.
 
     Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """

@@ -87,8 +87,8 @@ OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a m
 give --checkpoint FOLDER and a PORT that is load(folder)."""
 OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
 OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
-OF_LENGTH = """--length needs a longer max_length than a small model's. Give --checkpoint FOLDER, --config FILE, \
-or --family NAME --set FIELD=N, where FIELD is its name for max_length."""
+OF_LENGTH = """--length needs a longer max_length than a small model's: give --checkpoint FOLDER, --config FILE, \
+or --family NAME --set FIELD=N with its name for max_length."""
 OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
 OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
 OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."

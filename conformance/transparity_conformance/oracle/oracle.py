@@ -74,8 +74,12 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results; None for a large model, or another computation."""
-        if self.call is None or sum(value.size for value in self.arrays.values()) >= LARGE:
+        """Return a hash of everything that determines the results.
+
+        It is None for a large model, parameters in files, or another computation.
+        """
+        are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
+        if self.call is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
             return None
         config, inputs = self.call
         settings = [type(self).__name__, self.neighbours, None if self.kept is None else sorted(self.kept)]

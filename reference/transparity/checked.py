@@ -1,7 +1,7 @@
 """Validation for every backend: public methods check their arguments and call the backend's own methods.
 
 Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
-`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. A backend of others
+`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. Third-party backends
 can do the same.
 """
 

@@ -30,7 +30,7 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
     """Return `text` on one line of at most `limit` characters, with what cannot be printed as escapes.
 
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
-    `\\u202e` and the like. Long text loses its middle, because a sentence ends with the remedy.
+    `\\u202e` and the like. Long text is cut in the middle, because the remedy is at the end.
     """
     line = " ".join(_cut(_as_string(text), 4 * limit).split())
     escaped = "".join(character if character.isprintable() else _escape(character) for character in line)

@@ -128,7 +128,7 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 def _recording(
     begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
-    """Record the prompt; return what replays it for other tensors, or `otherwise` where memory is short."""
+    """Record the prompt; return a function that replays it, or `otherwise` if memory is short."""
     held = {name: value.clone() for name, value in given.items()}
     begun: list[Generation] = []
 

@@ -25,7 +25,7 @@ HEADS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Tensor
     "pooled": (pooled_parts, pooled),
     "classes": (classes_parts, classes),
 }
-"""The modules, and the function, by `config.head`."""
+"""The modules and the function for each `config.head`."""
 
 
 def head_parts(config: TransformerConfig) -> dict[str, nn.Module]:

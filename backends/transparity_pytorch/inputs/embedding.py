@@ -26,7 +26,7 @@ INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidde
     "patches": (patch_parts, embed_patches),
     "frames": (frame_parts, embed_frames),
 }
-"""The modules, and the function, by `config.input_kind(stack)`."""
+"""The modules and the function for each `config.input_kind(stack)`."""
 
 
 def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:

@@ -30,7 +30,7 @@ from transparity_pytorch.state.context import LayerContext, Mask
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
-    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
+    """Split the features into `num_heads` consecutive blocks, one per head (document 003)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 

@@ -158,8 +158,7 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, the first of those that were launched: on
-    GPUs, if each rank has one to itself."""
+    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, on GPUs if each rank has its own."""
 
     name = "pytorch"
     dtypes = build.dtypes

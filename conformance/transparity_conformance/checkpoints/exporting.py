@@ -149,7 +149,7 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration with the numbers that None stands for, to compare models."""
+    """Return the fields of a configuration with None replaced by the implied numbers, to compare models."""
     return (
         dataclasses.asdict(config)
         | _by_layer(config)

@@ -41,13 +41,13 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 
 
 def plain_table(**options: object) -> Table:
-    """A table with one line, below its header."""
+    """A table whose only rule is below its header."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)  # type: ignore[arg-type]
 
 
 @contextmanager
 def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show one line on standard error that is overwritten, if that is a terminal and work takes longer than `PATIENCE`.
+    """Show a progress line on standard error, if that is a terminal and work takes longer than `PATIENCE`.
 
     Args:
         begins: what the line begins with.

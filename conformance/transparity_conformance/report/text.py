@@ -1,4 +1,4 @@
-"""Text from strangers in reports: the contract's own functions, which errors use too."""
+"""Untrusted text in reports: the functions of the contract, which errors also use."""
 
 from __future__ import annotations
 

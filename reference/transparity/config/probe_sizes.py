@@ -114,7 +114,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
     """Return the width of a shared expert in proportion to `embed_dim`.
 
-    It remains a multiple of an expert's width if it is one, as in DeepSeek-V3."""
+    If it is a multiple of an expert's width, it remains one, as in DeepSeek-V3."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

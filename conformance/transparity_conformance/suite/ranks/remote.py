@@ -101,7 +101,7 @@ def _call(
 ) -> tuple[str, Any] | None:
     """Return the digest of a result and, from the first rank, the result; None from ranks that take no part.
 
-    A cache among the results is kept under the number `kept`.
+    Store a cache among the results under the number `kept`.
     """
     if handle not in state.objects:
         return None

@@ -15,7 +15,7 @@ query sees some key. A compiler has no values to read it from."""
 
 
 class Mask(NamedTuple):
-    """A mask, and what is known of it before it has values. NumPy has only the array."""
+    """A mask and its kind, which is known before its values. NumPy has only the array."""
 
     array: MaskArray
     kind: MaskKind | None = None
